@@ -1,0 +1,66 @@
+# make run    set up, fetch SmolLM2-135M-Instruct and answer PROMPT     make test   set up, then make check
+# make check  format, lint, types, tests (set up already)               make bench  measure this machine
+PYTHON ?= python3
+override VENV := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/ready
+MODEL  ?= smollm2
+PROMPT ?= Why is the sky blue? Answer in three sentences.
+
+.DEFAULT_GOAL := help
+.PHONY: help run chat bench test check format lint types tests options-doc setup clean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+# The question travels in the environment, so that quotes and dollar signs in it are safe.
+run: export QUESTION := $(value PROMPT)
+run: $(READY)
+	@$(BIN)/sparkinfer run -m "$(MODEL)" -p "$$QUESTION"
+
+chat: $(READY)
+	@$(BIN)/sparkinfer chat -m "$(MODEL)"
+
+bench: $(READY)
+	@$(BIN)/sparkinfer bench -m "$(MODEL)"
+
+test: $(READY)
+	@$(MAKE) --no-print-directory check
+
+check: format lint types tests
+
+format: $(READY)
+	$(BIN)/ruff format --check src tests
+
+lint: $(READY)
+	$(BIN)/ruff check src tests
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/pytest -q
+
+options-doc: $(READY)
+	$(BIN)/sparkinfer options --markdown > docs/options.md.new
+	mv docs/options.md.new docs/options.md
+
+setup: $(READY)
+
+# The stamp is written last: an interrupted set-up has none, and starts over from an empty environment.
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; make PYTHON=... names another"; exit 69; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: $$($(PYTHON) --version) is too old; Python 3.11 or newer is needed"; exit 69; }
+	@$(PYTHON) -c 'import ensurepip, venv' \
+	  || { echo "error: $(PYTHON) has no venv module; on Debian: apt-get install python3-venv"; exit 69; }
+	@test -e $@ || rm -rf $(VENV)
+	@rm -f $@
+	@echo "setting up $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

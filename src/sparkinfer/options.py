@@ -1,0 +1,282 @@
+"""The one table of process options, and the only reader of the environment.
+
+A value comes from the command line, else from the environment, else from the table; an unknown
+`SPARKINFER_` name or a value outside its bounds is an error, never ignored. A request's own
+parameters (temperature, stop, ...) are `SamplingParams`; a model file's are `ModelConfig`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from sparkinfer.errors import OptionError
+from sparkinfer.machine import default_threads
+
+PREFIX = "SPARKINFER_"
+Value = int | bool | str | Path | None
+Origin = Literal["flag", "env", "default"]
+
+
+def _cache_dir() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("sparkinfer", appauthor=False)
+
+
+def _model_dir() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("sparkinfer", appauthor=False) / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row. A default may be a function, called when the value is asked for: `shown` describes it."""
+
+    name: str
+    type: type[int] | type[bool] | type[str] | type[Path]
+    default: Value | Callable[[], Value]
+    flag: tuple[str, ...]
+    doc: str
+    choices: tuple[str, ...] = ()
+    bounds: tuple[int, int] | None = None
+    shown: str = ""
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def accepted(self) -> str:
+        """What a value may be, in words."""
+        if self.choices:
+            return " | ".join(self.choices)
+        if self.bounds:
+            return f"a whole number from {self.bounds[0]} to {self.bounds[1]}"
+        return {bool: "on | off", Path: "a path"}.get(self.type, self.type.__name__)
+
+    @property
+    def default_text(self) -> str:
+        if self.type is bool:
+            return "on" if self.default else "off"
+        return self.shown or str(self.default)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "threads",
+        int,
+        default_threads,
+        ("-t", "--threads"),
+        "Compute threads.",
+        bounds=(1, 256),
+        shown="the physical cores this process may use",
+    ),
+    Option(
+        "context",
+        int,
+        None,
+        ("-c", "--context", "--ctx-size"),
+        "Tokens a sequence may hold, prompt and answer together; memory is set aside for them.",
+        bounds=(1, 2**24),
+        shown="the model's own, as far as memory allows",
+    ),
+    Option(
+        "activations",
+        str,
+        "int8",
+        ("--activations",),
+        "Number format of activations in products with quantised weights.",
+        choices=("int8", "f32"),
+    ),
+    Option(
+        "isa",
+        str,
+        "auto",
+        ("--isa",),
+        "Instruction set of the compiled CPU code; auto takes the best this CPU has.",
+        choices=("auto", "vnni512", "avx2", "portable"),
+    ),
+    Option(
+        "cache_dir",
+        Path,
+        _cache_dir,
+        ("--cache-dir",),
+        "Compiled code and measurements; safe to delete.",
+        shown="the user's cache folder",
+    ),
+    Option(
+        "model_dir",
+        Path,
+        _model_dir,
+        ("--model-dir",),
+        "Where pulled models are kept.",
+        shown="the user's data folder",
+    ),
+    Option(
+        "progress",
+        str,
+        "auto",
+        ("--progress",),
+        "Progress bars on standard error; auto shows them on a terminal.",
+        choices=("auto", "on", "off"),
+    ),
+    Option(
+        "debug",
+        bool,
+        False,
+        ("--debug",),
+        "Show a traceback with an error.",
+    ),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option's value in this process, and where it came from."""
+
+    option: Option
+    value: Value
+    origin: Origin
+
+
+class Options:
+    """All options, resolved once; asking for a name or a type that the table lacks is a bug."""
+
+    def __init__(self, settings: tuple[Setting, ...]) -> None:
+        self._settings = {setting.option.name: setting for setting in settings}
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._settings.values())
+
+    def setting(self, name: str) -> Setting:
+        return self._settings[name]
+
+    def integer(self, name: str) -> int | None:
+        value = self._settings[name].value
+        assert value is None or isinstance(value, int)
+        return value
+
+    def text(self, name: str) -> str:
+        value = self._settings[name].value
+        assert isinstance(value, str)
+        return value
+
+    def boolean(self, name: str) -> bool:
+        value = self._settings[name].value
+        assert isinstance(value, bool)
+        return value
+
+    def path(self, name: str) -> Path:
+        value = self._settings[name].value
+        assert isinstance(value, Path)
+        return value
+
+    def block(self) -> dict[str, dict[str, int | str | bool | None]]:
+        """Return name -> value and origin, as benchmark lines and receipts carry it."""
+        return {
+            name: {
+                "value": str(s.value) if isinstance(s.value, Path) else s.value,
+                "origin": s.origin,
+            }
+            for name, s in self._settings.items()
+        }
+
+
+def resolve(flags: Mapping[str, Value], environ: Mapping[str, str] | None = None) -> Options:
+    """Return every option's value: flag, else environment, else default.
+
+    flags: option name -> value, None where the flag was not given.
+    Raises: OptionError on an unknown `SPARKINFER_` name or a value that is not accepted.
+    """
+    environ = os.environ if environ is None else environ
+    _refuse_unknown(environ)
+    return Options(tuple(_setting(option, flags, environ) for option in OPTIONS))
+
+
+def _setting(option: Option, flags: Mapping[str, Value], environ: Mapping[str, str]) -> Setting:
+    if (value := flags.get(option.name)) is not None:
+        return Setting(option, _checked(option, value, option.flag[-1]), "flag")
+    if text := environ.get(option.env):
+        return Setting(option, _checked(option, text, option.env), "env")
+    default = option.default() if callable(option.default) else option.default
+    return Setting(option, default, "default")
+
+
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    known = [option.env for option in OPTIONS]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise OptionError(
+                f"unknown environment variable {name}; nearest is {near}"
+                " ('sparkinfer options' lists all)"
+            )
+
+
+def _checked(option: Option, value: Value, source: str) -> Value:
+    """Return `value` in the option's type. Raises: OptionError naming the source and what is accepted."""
+    parsed = _parsed(option, value)
+    fits = parsed is not None
+    if fits and option.choices:
+        fits = parsed in option.choices
+    if fits and option.bounds and isinstance(parsed, int):
+        fits = option.bounds[0] <= parsed <= option.bounds[1]
+    if not fits:
+        raise OptionError(f"{source}={value} is not accepted; expected {option.accepted}")
+    return parsed
+
+
+def _parsed(option: Option, value: Value) -> Value:
+    """Return the value in the option's type, None where it cannot be."""
+    text = str(value).strip()
+    if option.type is int:
+        return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
+    if option.type is bool:
+        words = {"1": True, "true": True, "yes": True, "on": True}
+        words |= {"0": False, "false": False, "no": False, "off": False}
+        return words.get(text.lower())
+    return Path(text).expanduser() if option.type is Path else text
+
+
+_current: Options | None = None
+
+
+def configure(flags: Mapping[str, Value]) -> Options:
+    """Resolve this process's options, before anything asks for them. The command line calls it once."""
+    global _current
+    _current = resolve(flags)
+    return _current
+
+
+def current() -> Options:
+    """Return this process's options; a program that never called `configure` has no flags."""
+    return _current if _current is not None else configure({})
+
+
+def child_environment(**extra: str) -> dict[str, str]:
+    """Return the environment for a child process, with `extra` on top."""
+    return {**os.environ, **extra}
+
+
+def markdown() -> str:
+    """Return docs/options.md."""
+    rows = "\n".join(
+        f"| `{option.name}` | `{', '.join(option.flag)}` | `{option.env}` "
+        f"| {option.accepted.replace('|', 'or')} | {option.default_text} | {option.doc} |"
+        for option in OPTIONS
+    )
+    return f"""# Process options
+
+Written by `make options-doc` from the table in `src/sparkinfer/options.py`; a test compares the two.
+A flag beats the environment, the environment beats the default. `sparkinfer options` shows each
+value and where it came from. An unknown `{PREFIX}` name is an error.
+
+| Option | Flag | Environment | Accepted | Default | What it does |
+|---|---|---|---|---|---|
+{rows}
+"""
