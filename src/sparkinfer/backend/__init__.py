@@ -1,0 +1,1 @@
+"""Where buffers live and how a recorded sequence of ops is replayed."""

@@ -1,0 +1,62 @@
+"""What every backend offers: named buffers, and a tape that records ops once and replays them.
+
+A model calls ops on a `Recorder`; each op appends jobs to it. `Recorder.finish()` gives a `Tape`, and `Tape.replay()`
+runs the whole sequence without walking Python again.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of `rows` rows of `width` elements; `stride` is the distance of two rows in bytes.
+
+    `thread_stride` is 0 for memory that all threads share, else the distance in bytes of the copies each thread has.
+    """
+
+    array: Any
+    address: int
+    rows: int
+    width: int
+    stride: int
+    thread_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Input of a matrix product, as float32 rows and, when a quantised weight reads it, as int8 blocks of 32.
+
+    `q8` is block-major over groups of 8 rows (the last group may be smaller): for a group of R rows, each block of 32
+    columns is a record of R x 32 int8 codes, then R float32 scales d, R int32 sums of codes 0-15, R int32 sums of codes
+    16-31 and R float32 d * (sum of all codes): 48 R bytes.
+    """
+
+    f32: Buffer
+    q8: Buffer | None
+
+
+class Tape(Protocol):
+    """A recorded sequence of ops."""
+
+    def replay(self) -> None:
+        """Run every op; returns when all results are written."""
+
+
+class Recorder(Protocol):
+    """Receives the ops of a model while it is recorded."""
+
+    backend: str
+    rows: int
+
+    def finish(self) -> Tape:
+        """Close the recording."""
+
+
+def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Zeroed bytes at an aligned address; pages are only taken from the system once they are written."""
+    raw = np.zeros(n_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + n_bytes]

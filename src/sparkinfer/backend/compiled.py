@@ -1,0 +1,89 @@
+"""Compile kernels with Numba on first use and keep the machine code on disk.
+
+The cache folder's name is a hash of every source file that can reach a kernel, so an edit anywhere compiles anew while
+an unchanged second start only loads. Numba itself keys each entry by CPU and signature.
+"""
+
+import ctypes
+import functools
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import types
+from numba.core import config
+
+_KEEP = 6  # cache folders of other versions kept beside the current one
+_root: Path | None = None
+
+
+def set_cache_root(path: Path) -> None:
+    """Folder for compiled code; call before the first kernel is compiled."""
+    global _root
+    _root = path
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of the sources of `backend` and `kernels` and of the compiler's version."""
+    package = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(numba.__version__.encode())
+    for folder in ("backend", "kernels"):
+        for file in sorted((package / folder).rglob("*.py")):
+            digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def cache_folder() -> Path | None:
+    """The folder in use, created; None when no cache root was set (then every process compiles)."""
+    if _root is None:
+        return None
+    folder = _root / f"kernels-{source_hash()}"
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        old = sorted(_root.glob("kernels-*"), key=lambda p: p.stat().st_mtime)[:-_KEEP]
+        for stale in old:
+            shutil.rmtree(stale, ignore_errors=True)
+    return folder
+
+
+class Kernel:
+    """A function compiled to a C entry point when its address is first asked for."""
+
+    def __init__(self, function: Callable[..., None], signature: Any) -> None:
+        self._function = function
+        self._signature = signature
+        self.name = function.__qualname__
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        folder = cache_folder()
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(folder or "")
+        try:
+            decorate = numba.cfunc(self._signature, cache=folder is not None, error_model="numpy")
+            return decorate(self._function)
+        finally:
+            config.CACHE_DIR = before
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Address of the machine code; compiles or loads it. The call from Python runs without the GIL."""
+        return int(self._compiled.address)
+
+    def native(self, n_args: int) -> Callable[..., None]:
+        """A Python callable of `n_args` integers that releases the GIL while it runs."""
+        return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(self.address)
+
+
+JOB = types.void(types.int64, types.int64, types.int64)
+TILES = types.void(*[types.int64] * 7)
+
+
+def job(function: Callable[[int, int, int], None]) -> Kernel:
+    """Declare a CPU job `f(args, chunk, thread)`: `args` is the address of its int64 arguments."""
+    return Kernel(function, JOB)

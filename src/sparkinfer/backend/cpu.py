@@ -1,0 +1,142 @@
+"""The CPU backend: buffers in ordinary memory, a tape of compiled jobs and the threads that replay it."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparkinfer.backend import executor
+from sparkinfer.backend.base import Activation, Buffer, aligned
+from sparkinfer.backend.compiled import Kernel
+from sparkinfer.backend.isa import Isa
+
+GROUP = 8  # rows that share a decoded weight block
+Q8_RECORD = 48  # bytes per row and block of 32 in a quantised activation
+PROLOGUE_ROWS = 16  # up to here cheap ops run in each thread instead of as a phase of their own
+
+
+@dataclass(frozen=True)
+class Job:
+    """`kernel` run over `chunks` chunks with the int64 arguments `args`; `count` (an address) overrides `chunks`."""
+
+    kernel: Kernel
+    args: tuple[int, ...]
+    chunks: int
+    count: int = 0
+
+
+class CpuTape:
+    """A finished recording. Holds every array its jobs point to."""
+
+    def __init__(self, backend: "CpuBackend", phases: list[tuple[list[Job], list[Job]]], keep: list[Any]) -> None:
+        self._backend = backend
+        self._keep: list[Any] = keep
+        rows = np.zeros((max(1, len(phases)), executor.PHASE_WORDS), np.int64)
+        for index, (jobs, prologue) in enumerate(phases):
+            job_rows = [(j.kernel.address, self._pack(j.args), j.chunks, j.count) for j in jobs]
+            prologue_rows = [(j.kernel.address, self._pack(j.args)) for j in prologue]
+            rows[index] = len(jobs), self._table(job_rows), len(prologue), self._table(prologue_rows)
+        counters = aligned(8 * executor.COUNTER_WORDS * max(1, len(phases)))
+        self._keep += [rows, counters]
+        self._head = self._pack((len(phases), rows.ctypes.data, counters.ctypes.data))
+        self.n_phases = len(phases)
+
+    def _pack(self, values: Iterable[int]) -> int:
+        array = np.array([*values, 0], np.int64)
+        self._keep.append(array)
+        return int(array.ctypes.data)
+
+    def _table(self, rows: Sequence[tuple[int, ...]]) -> int:
+        return self._pack(value for row in rows for value in row)
+
+    def replay(self) -> None:
+        self._backend.run(self._head)
+
+
+@dataclass
+class CpuRecorder:
+    """Collects phases. Ops that are cheap become the prologue of the next phase when there are few rows."""
+
+    owner: "CpuBackend"
+    rows: int
+    backend: str = "cpu"
+    phases: list[tuple[list[Job], list[Job]]] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+    _pending: list[Job] = field(default_factory=list)
+
+    def phase(self, jobs: list[Job]) -> None:
+        """A phase of `jobs` that may run side by side; pending prologue entries run before it in each thread."""
+        self.phases.append((jobs, self._pending))
+        self._pending = []
+
+    def prologue(self, job: Job) -> None:
+        """Run `job` (one chunk) in each thread that takes part in the next phase. It must give every thread the same bytes."""
+        self._pending.append(job)
+
+    @property
+    def prefers_prologue(self) -> bool:
+        return self.rows <= PROLOGUE_ROWS
+
+    def pin(self, array: Any) -> int:
+        """Keep an array alive with the tape; returns its address."""
+        self.keep.append(array)
+        return int(array.ctypes.data)
+
+    def finish(self) -> CpuTape:
+        assert not self._pending, "a prologue without a phase"
+        return CpuTape(self.owner, self.phases, self.keep)
+
+
+class CpuBackend:
+    """Threads and buffers of one loaded model. `run` is not reentrant: one forward at a time."""
+
+    name = "cpu"
+
+    def __init__(self, isa: Isa, threads: int) -> None:
+        self.isa = isa
+        self.threads = threads
+        self._control = aligned(8 * executor.CONTROL_WORDS)
+        self._address = int(self._control.ctypes.data)
+        self._run: Callable[..., None] = executor.RUN.native(2)
+        self._lock = threading.Lock()
+        self._workers = [
+            threading.Thread(target=executor.WORK.native(2), args=(self._address, index), daemon=True)
+            for index in range(1, threads)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self, head: int) -> None:
+        with self._lock:
+            self._run(self._address, head)
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent; no tape may be replayed afterwards."""
+        workers, self._workers = self._workers, []
+        if workers:
+            executor.STOP_ALL.native(1)(self._address)
+            for worker in workers:
+                worker.join()
+
+    def recorder(self, rows: int) -> CpuRecorder:
+        return CpuRecorder(self, rows)
+
+    def buffer(self, rows: int, width: int, dtype: Any = np.float32, *, private: bool = False) -> Buffer:
+        """Zeroed memory of rows x width, each row 64-byte aligned; one copy per thread when `private`."""
+        item = np.dtype(dtype).itemsize
+        stride = -(-width * item // 64) * 64
+        copies = self.threads if private else 1
+        size = -(-rows * stride // 64) * 64 + 64
+        raw = aligned(size * copies)
+        array = raw[: rows * stride].view(dtype).reshape(rows, stride // item)[:, :width]
+        return Buffer(array, int(raw.ctypes.data), rows, width, stride, size if private else 0)
+
+    def activation(self, rows: int, width: int, *, quantised: bool, private: bool = False) -> Activation:
+        """Memory for the input of a matrix product; `quantised` adds the int8 form (width a multiple of 32)."""
+        f32 = self.buffer(rows, width, private=private)
+        if not quantised:
+            return Activation(f32, None)
+        blocks = -(-width // 32)
+        return Activation(f32, self.buffer(rows, blocks * Q8_RECORD, np.uint8, private=private))

@@ -1,0 +1,199 @@
+"""The compiled loop that replays a tape: one call per thread and forward, no GIL, no region per op.
+
+A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter
+and wait until every chunk is done, not until every thread has arrived: a thread that lost its core delays nothing but
+the chunk it holds. The claim word carries the run's epoch, so a late thread of an earlier run claims nothing. A thread
+runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs stay.
+
+Memory layout (int64 words):
+  control: 0 epoch | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
+  tape:    number of phases, address of phases, address of counters
+  phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
+  job:     function, args, chunks, address of a chunk count that overrides it (0: none)
+  prologue entry: function, args
+  counters: per phase one cache line for the claim (epoch << 24 | next chunk) and one for the chunks done
+"""
+
+import platform
+import sys
+
+from numba import njit, types
+
+from sparkinfer.backend.compiled import Kernel
+from sparkinfer.backend.simd import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    atomic_swap_if,
+    call_job,
+    load_i64,
+    spin_hint,
+)
+
+EPOCH, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 64, 128, 192, 256, 40
+TAPE_WORDS = 3
+PHASE_WORDS, JOB_WORDS, PROLOGUE_WORDS, COUNTER_WORDS = 4, 4, 2, 16
+CHUNK_BITS = 24
+_PHASE_BYTES, _JOB_BYTES, _PROLOGUE_BYTES = 8 * PHASE_WORDS, 8 * JOB_WORDS, 8 * PROLOGUE_WORDS
+_COUNTER_BYTES, _DONE = 8 * COUNTER_WORDS, 64
+_SPIN = 4000  # pauses before a thread sleeps (about 50 us)
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
+_WAIT, _WAKE = 128, 129  # private futex operations
+_EVERYONE = 2**31 - 1
+_syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+_yield = types.ExternalFunction("sched_yield", types.int32())
+
+if _FUTEX:
+
+    @njit(error_model="numpy")
+    def _sleep(address: int, value: int) -> None:
+        """Sleep until woken, unless the low 32 bits at `address` are no longer `value`."""
+        _syscall(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
+
+    @njit(error_model="numpy")
+    def _wake(address: int) -> None:
+        _syscall(_FUTEX, address, _WAKE, _EVERYONE, 0, 0, 0)
+
+else:  # no futex: give the core away and look again
+
+    @njit(error_model="numpy")
+    def _sleep(address: int, value: int) -> None:
+        _yield()
+
+    @njit(error_model="numpy")
+    def _wake(address: int) -> None:
+        pass
+
+
+@njit(error_model="numpy")
+def _claim(word: int, epoch: int, chunks: int) -> int:
+    """Next chunk of the phase, -1 when none is left, -2 when the run is over."""
+    while True:
+        seen = atomic_load(word)
+        if seen >> CHUNK_BITS != epoch:
+            return -2
+        chunk = seen & ((1 << CHUNK_BITS) - 1)
+        if chunk >= chunks:
+            return -1
+        if atomic_swap_if(word, seen, seen + 1) == seen:
+            return chunk
+
+
+@njit(error_model="numpy")
+def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
+    spins = 0
+    while atomic_load(done) < chunks and atomic_load(control + EPOCH) == epoch:
+        spin_hint(0)
+        spins += 1
+        if spins > _SPIN:
+            atomic_add(control + SLEEPERS, 1)
+            value = atomic_load(done)
+            if value < chunks and atomic_load(control + EPOCH) == epoch:
+                _sleep(done, value)
+            atomic_add(control + SLEEPERS, -1)
+
+
+@njit(error_model="numpy")
+def _job_chunks(job: int) -> int:
+    override = load_i64(job + 24)
+    return load_i64(override) if override != 0 else load_i64(job + 16)
+
+
+@njit(error_model="numpy")
+def _run_chunk(phase: int, chunk: int, thread: int) -> None:
+    job = load_i64(phase + 8)
+    chunks = _job_chunks(job)
+    while chunk >= chunks:
+        chunk -= chunks
+        job += _JOB_BYTES
+        chunks = _job_chunks(job)
+    call_job(load_i64(job), load_i64(job + 8), chunk, thread)
+
+
+@njit(error_model="numpy")
+def _run_prologue(phase: int, thread: int) -> None:
+    entry = load_i64(phase + 24)
+    for _ in range(load_i64(phase + 16)):
+        call_job(load_i64(entry), load_i64(entry + 8), 0, thread)
+        entry += _PROLOGUE_BYTES
+
+
+@njit(error_model="numpy")
+def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) -> bool:
+    chunks = 0
+    job = load_i64(phase + 8)
+    for _ in range(load_i64(phase)):
+        chunks += _job_chunks(job)
+        job += _JOB_BYTES
+    first = True
+    while True:
+        chunk = _claim(counter, epoch, chunks)
+        if chunk == -2:
+            return False
+        if chunk == -1:
+            break
+        if first:
+            _run_prologue(phase, thread)
+            first = False
+        _run_chunk(phase, chunk, thread)
+        if atomic_add(counter + _DONE, 1) == chunks - 1 and atomic_load(control + SLEEPERS) > 0:
+            _wake(counter + _DONE)
+    _wait_done(counter + _DONE, chunks, control, epoch)
+    return True
+
+
+@njit(error_model="numpy")
+def _run_tape(control: int, tape: int, epoch: int, thread: int) -> None:
+    phase, counter = load_i64(tape + 8), load_i64(tape + 16)
+    for _ in range(load_i64(tape)):
+        if not _run_phase(phase, counter, control, epoch, thread):
+            return
+        phase += _PHASE_BYTES
+        counter += _COUNTER_BYTES
+
+
+def _run(control: int, tape: int) -> None:
+    """Replay a tape as thread 0 and return when its last phase is done."""
+    epoch = atomic_load(control + EPOCH) + 1
+    counter = load_i64(tape + 16)
+    for _ in range(load_i64(tape)):
+        atomic_store(counter + _DONE, 0)
+        atomic_store(counter, epoch << CHUNK_BITS)
+        counter += _COUNTER_BYTES
+    atomic_store(control + TAPE, tape)
+    atomic_store(control + EPOCH, epoch)
+    if atomic_load(control + IDLE) > 0:
+        _wake(control + EPOCH)
+    _run_tape(control, tape, epoch, 0)
+
+
+def _work(control: int, thread: int) -> None:
+    """Life of a worker: wait for a new epoch, help with its tape, until told to stop."""
+    seen = 0
+    while True:
+        spins = 0
+        while atomic_load(control + EPOCH) == seen:
+            spin_hint(0)
+            spins += 1
+            if spins > _SPIN:
+                atomic_add(control + IDLE, 1)
+                if atomic_load(control + EPOCH) == seen:
+                    _sleep(control + EPOCH, seen)
+                atomic_add(control + IDLE, -1)
+        seen = atomic_load(control + EPOCH)
+        if atomic_load(control + STOP) != 0:
+            return
+        _run_tape(control, atomic_load(control + TAPE), seen, thread)
+
+
+def _stop(control: int) -> None:
+    """Tell every worker to return."""
+    atomic_store(control + STOP, 1)
+    atomic_add(control + EPOCH, 1)
+    _wake(control + EPOCH)
+
+
+RUN = Kernel(_run, types.void(types.int64, types.int64))
+WORK = Kernel(_work, types.void(types.int64, types.int64))
+STOP_ALL = Kernel(_stop, types.void(types.int64))

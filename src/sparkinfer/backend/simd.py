@@ -1,0 +1,364 @@
+"""Explicit SIMD for Numba: a 16-lane float32 vector type and the few scalar memory operations the CPU kernels need.
+
+Kernels address memory by integer addresses and work on `f32x16` values. LLVM splits a vector over the registers that
+the machine has, so the same source gives the same bits on AVX-512, AVX2 and anything else: lanes, the order of
+additions and every fused multiply-add are spelled out, nothing is left to a reassociating optimiser.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models, register_default
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic
+
+LANES = 16
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F16, F32 = ir.HalfType(), ir.FloatType()
+
+
+class F32x16(types.Type):  # type: ignore[misc]
+    """Numba type of a vector of 16 float32 values."""
+
+    def __init__(self) -> None:
+        super().__init__(name="f32x16")
+
+
+f32x16 = F32x16()
+VEC = ir.VectorType(F32, LANES)
+
+
+@register_default(F32x16)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, VEC)
+
+
+# ---- building blocks on LLVM values, shared with the generated tile kernels -------------------------------------------
+
+
+def vector(element: ir.Type, lanes: int) -> ir.VectorType:
+    return ir.VectorType(element, lanes)
+
+
+def constant_vector(element: ir.Type, lanes: int, value: float) -> ir.Constant:
+    return ir.Constant(ir.VectorType(element, lanes), [value] * lanes)
+
+
+def splat_value(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
+    kind = ir.VectorType(value.type, lanes)
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+
+
+def load_value(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int = 1) -> ir.Value:
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def store_value(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, align: int = 1) -> None:
+    instruction = builder.store(value, builder.inttoptr(address, value.type.as_pointer()))
+    instruction.align = align
+
+
+def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    lanes = a.type.count if isinstance(a.type, ir.VectorType) else 0
+    return call_llvm(builder, f"llvm.fma.v{lanes}f32" if lanes else "llvm.fma.f32", a.type, [a, b, c])
+
+
+def _rotate(builder: ir.IRBuilder, value: ir.Value, by: int) -> ir.Value:
+    mask = ir.Constant(ir.VectorType(I32, LANES), [(lane + by) % LANES for lane in range(LANES)])
+    return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
+
+
+def _fold(builder: ir.IRBuilder, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Reduce the lanes by halving, always in the same tree: 8, 4, 2, 1."""
+    for by in (8, 4, 2, 1):
+        value = combine(value, _rotate(builder, value, by))
+    return builder.extract_element(value, ir.Constant(I32, 0))
+
+
+def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _absolute(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return call_llvm(builder, f"llvm.fabs.v{LANES}f32", VEC, [value])
+
+
+def _round_to_int(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    rounded = call_llvm(builder, f"llvm.rint.v{LANES}f32", VEC, [value])
+    return builder.fptosi(rounded, ir.VectorType(I32, LANES))
+
+
+_EXP_POLYNOMIAL = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+
+
+def _exp_value(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """Cephes expf on 16 lanes: exp(x) = 2^n * P(r), r = x - n ln 2; x below -87 gives exp(-87), above 88 exp(88)."""
+
+    def const(value: float) -> ir.Constant:
+        return constant_vector(F32, LANES, value)
+
+    x = _maximum(builder, x, const(-87.0))
+    x = builder.select(builder.fcmp_ordered("<", x, const(88.0)), x, const(88.0))
+    n = call_llvm(builder, f"llvm.rint.v{LANES}f32", VEC, [builder.fmul(x, const(1.44269504))])
+    r = fma_value(builder, n, const(-0.693359375), x)
+    r = fma_value(builder, n, const(2.12194440e-4), r)
+    poly: ir.Value = const(_EXP_POLYNOMIAL[0])
+    for coefficient in _EXP_POLYNOMIAL[1:]:
+        poly = fma_value(builder, poly, r, const(coefficient))
+    poly = builder.fadd(fma_value(builder, builder.fmul(r, r), poly, r), const(1.0))
+    exponent = builder.shl(builder.fptosi(n, ir.VectorType(I32, LANES)), constant_vector(I32, LANES, 23))
+    bits = builder.add(builder.bitcast(poly, ir.VectorType(I32, LANES)), exponent)
+    return builder.bitcast(bits, VEC)
+
+
+# ---- operators on f32x16 in Numba source -----------------------------------------------------------------------------
+
+
+def _operator(function: Any, method: str) -> None:
+    class Template(ConcreteTemplate):  # type: ignore[misc]
+        cases = [signature(f32x16, f32x16, f32x16)]
+
+    infer_global(function)(Template)
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, method)(*args)
+
+    lower_builtin(function, f32x16, f32x16)(lower)
+
+
+for _function, _method in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
+    _operator(_function, _method)
+
+
+def _make(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Turn `emit(builder, *values)` into a Numba intrinsic of a fixed signature."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            value = emit(builder, *args)
+            return context.get_dummy_value() if value is None else value
+
+        names = ", ".join(f"a{i}" for i in range(len(params)))
+        namespace: dict[str, Any] = {"sig": result(*params), "codegen": codegen}
+        exec(f"def {emit.__name__}(typingctx, {names}):\n    return sig, codegen", namespace)  # noqa: S102
+        built = intrinsic(namespace[emit.__name__])
+        built.__doc__ = emit.__doc__
+        return built
+
+    return decorate
+
+
+_i64, _f32, _void = types.int64, types.float32, types.void
+
+
+@_make(f32x16, _f32)
+def splat(builder: Any, value: Any) -> Any:
+    """All lanes set to `value`."""
+    return splat_value(builder, value, LANES)
+
+
+@_make(f32x16, _i64)
+def load(builder: Any, address: Any) -> Any:
+    """16 float32 at `address`."""
+    return load_value(builder, address, VEC, 4)
+
+
+@_make(f32x16, _i64)
+def load_half(builder: Any, address: Any) -> Any:
+    """16 float16 at `address`, widened."""
+    return builder.fpext(load_value(builder, address, ir.VectorType(F16, LANES), 2), VEC)
+
+
+@_make(_void, _i64, f32x16)
+def store(builder: Any, address: Any, value: Any) -> None:
+    """Write 16 float32 to `address`."""
+    store_value(builder, address, value, 4)
+
+
+@_make(_void, _i64, f32x16)
+def store_half(builder: Any, address: Any, value: Any) -> None:
+    """Round 16 float32 to float16 and write them to `address`."""
+    store_value(builder, address, builder.fptrunc(value, ir.VectorType(F16, LANES)), 2)
+
+
+@_make(f32x16, f32x16, f32x16, f32x16)
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c with one rounding."""
+    return fma_value(builder, a, b, c)
+
+
+@_make(f32x16, f32x16, f32x16)
+def maximum(builder: Any, a: Any, b: Any) -> Any:
+    return _maximum(builder, a, b)
+
+
+@_make(f32x16, f32x16)
+def absolute(builder: Any, value: Any) -> Any:
+    return _absolute(builder, value)
+
+
+@_make(f32x16, f32x16)
+def exp(builder: Any, x: Any) -> Any:
+    """exp(x) to about 1 ulp; clamped to [-87, 88]."""
+    return _exp_value(builder, x)
+
+
+@_make(_f32, f32x16)
+def sum_lanes(builder: Any, value: Any) -> Any:
+    return _fold(builder, value, builder.fadd)
+
+
+@_make(_f32, f32x16)
+def max_lanes(builder: Any, value: Any) -> Any:
+    return _fold(builder, value, lambda a, b: _maximum(builder, a, b))
+
+
+@_make(f32x16, _i64, f32x16, f32x16)
+def keep_below(builder: Any, count: Any, value: Any, other: Any) -> Any:
+    """Lanes with index < count from `value`, the others from `other`."""
+    kind = ir.VectorType(I64, LANES)
+    lanes = ir.Constant(kind, list(range(LANES)))
+    return builder.select(builder.icmp_signed("<", lanes, splat_value(builder, count, LANES)), value, other)
+
+
+@_make(_void, _i64, f32x16)
+def store_int8(builder: Any, address: Any, value: Any) -> None:
+    """Round 16 lanes to the nearest even integer and write them as int8; |value| must be below 128."""
+    store_value(builder, address, builder.trunc(_round_to_int(builder, value), ir.VectorType(I8, LANES)))
+
+
+@_make(types.int32, f32x16)
+def sum_rounded(builder: Any, value: Any) -> Any:
+    """Sum of the lanes after rounding each to the nearest even integer (exact)."""
+    return _fold(builder, _round_to_int(builder, value), builder.add)
+
+
+@_make(_f32, _f32, _f32, _f32)
+def fma_scalar(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    return fma_value(builder, a, b, c)
+
+
+@_make(_f32, _f32)
+def sqrt_scalar(builder: Any, value: Any) -> Any:
+    return call_llvm(builder, "llvm.sqrt.f32", F32, [value])
+
+
+@_make(_i64, _i64)
+def load_i64(builder: Any, address: Any) -> Any:
+    return load_value(builder, address, I64, 8)
+
+
+@_make(_void, _i64, _i64)
+def store_i64(builder: Any, address: Any, value: Any) -> None:
+    store_value(builder, address, value, 8)
+
+
+@_make(_f32, _i64)
+def load_f32(builder: Any, address: Any) -> Any:
+    return load_value(builder, address, F32, 4)
+
+
+@_make(_void, _i64, _f32)
+def store_f32(builder: Any, address: Any, value: Any) -> None:
+    store_value(builder, address, value, 4)
+
+
+@_make(_void, _i64, types.int32)
+def store_i32(builder: Any, address: Any, value: Any) -> None:
+    store_value(builder, address, value, 4)
+
+
+@_make(_void, _i64, _f32)
+def store_f16(builder: Any, address: Any, value: Any) -> None:
+    store_value(builder, address, builder.fptrunc(value, F16), 2)
+
+
+@_make(_f32, _i64)
+def load_f16(builder: Any, address: Any) -> Any:
+    return builder.fpext(load_value(builder, address, F16, 2), F32)
+
+
+@_make(_void, _i64, _i64, _i64, _i64)
+def call_job(builder: Any, function: Any, args: Any, chunk: Any, thread: Any) -> None:
+    """Call the compiled job at address `function` with (args, chunk, thread)."""
+    _call_pointer(builder, function, [args, chunk, thread])
+
+
+@_make(_void, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64)
+def call_tiles(
+    builder: Any, function: Any, weight: Any, panel: Any, blocks: Any, out: Any, stride: Any, tiles: Any, add: Any
+) -> None:
+    """Call the compiled tile kernel at address `function`; its contract is in `kernels/linear/cpu_tiles.py`."""
+    _call_pointer(builder, function, [weight, panel, blocks, out, stride, tiles, add])
+
+
+def _call_pointer(builder: Any, function: Any, args: list[Any]) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [I64] * len(args))
+    builder.call(builder.inttoptr(function, kind.as_pointer()), args)
+
+
+# ---- atomics and waiting ---------------------------------------------------------------------------------------------
+
+
+def _i64_pointer(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, I64.as_pointer())
+
+
+@_make(_i64, _i64)
+def atomic_load(builder: Any, address: Any) -> Any:
+    return builder.load_atomic(_i64_pointer(builder, address), "acquire", 8)
+
+
+@_make(_void, _i64, _i64)
+def atomic_store(builder: Any, address: Any, value: Any) -> None:
+    builder.store_atomic(value, _i64_pointer(builder, address), "seq_cst", 8)
+
+
+@_make(_i64, _i64, _i64)
+def atomic_add(builder: Any, address: Any, value: Any) -> Any:
+    """Add and return the value before."""
+    return builder.atomic_rmw("add", _i64_pointer(builder, address), value, "seq_cst")
+
+
+@_make(_i64, _i64, _i64, _i64)
+def atomic_swap_if(builder: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Compare and swap; return the value found (equal to `expected` when it was swapped)."""
+    result = builder.cmpxchg(_i64_pointer(builder, address), expected, value, "seq_cst", "seq_cst")
+    return builder.extract_value(result, 0)
+
+
+@_make(_void, _i64)
+def spin_hint(builder: Any, unused: Any) -> None:
+    """Tell the core that this is a spin-wait, where the architecture has a hint."""
+    triple = builder.module.triple
+    if triple.startswith(("x86_64", "i386", "i686")):
+        call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif triple.startswith(("aarch64", "arm64")):
+        call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
