@@ -150,8 +150,8 @@ class Options:
     def __init__(self, settings: tuple[Setting, ...]) -> None:
         self._settings = {setting.option.name: setting for setting in settings}
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self._settings.values())
+    def settings(self) -> tuple[Setting, ...]:
+        return tuple(self._settings.values())
 
     def setting(self, name: str) -> Setting:
         return self._settings[name]
