@@ -15,6 +15,7 @@ from .vocabulary import (
     MetadataFile,
     TokenType,
     Vocabulary,
+    is_unicode,
     read_vocabulary,
 )
 
@@ -185,17 +186,9 @@ class _Cutter:
 def _spellable(vocabulary: Vocabulary) -> dict[str, int]:
     """Text to id of the tokens that plain text can become; a text that is not UTF-8 is not one."""
     texts = vocabulary.of_type(TokenType.NORMAL, TokenType.USER_DEFINED)
-    if _is_unicode("".join(texts)):
+    if is_unicode("".join(texts)):
         return texts
-    return {text: token for text, token in texts.items() if _is_unicode(text)}
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return {text: token for text, token in texts.items() if is_unicode(text)}
 
 
 def _stop_ids(vocabulary: Vocabulary, special: dict[str, int]) -> frozenset[int]:

@@ -44,6 +44,15 @@ BYTE_TO_CHAR: Mapping[int, str] = _byte_characters()
 CHAR_TO_BYTE: Mapping[str, int] = {c: b for b, c in BYTE_TO_CHAR.items()}
 
 
+def is_unicode(text: str) -> bool:
+    """Whether `text` can be written as UTF-8 (it has no half of a surrogate pair)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """A checked vocabulary: `tokens[id]` is the file's text of a token, `types[id]` its TokenType.
@@ -119,7 +128,7 @@ def read_vocabulary(file: MetadataFile) -> Vocabulary:
         )
     if keys.get("add_space_prefix", bool, False):
         raise UnsupportedError(
-            f"{file.path}: tokenizer.ggml.add_space_prefix = true is not supported with model = gpt2"
+            f"{file.path}: tokenizer.ggml.add_space_prefix = true is not supported for model gpt2"
         )
     tokens = keys.array("tokens", str)
     if not tokens:
