@@ -26,12 +26,12 @@ def largest(values: Weights, count: int) -> Ids:
     return ids[order]
 
 
-def _floor(values: Weights, count: int) -> np.floating:
+def _floor(values: Weights, count: int) -> float:
     groups = values.size // _GROUPS_OF
-    if count > groups // 2:
-        return np.partition(values, values.size - count)[values.size - count]
-    maxima = values[: groups * _GROUPS_OF].reshape(_GROUPS_OF, groups).max(axis=0)
-    return np.partition(maxima, groups - count)[groups - count]
+    pool: Weights = values
+    if count <= groups // 2:
+        pool = values[: groups * _GROUPS_OF].reshape(_GROUPS_OF, groups).max(axis=0)
+    return float(np.partition(pool, pool.size - count)[pool.size - count])
 
 
 def pick_index(weights: Weights, u: float) -> int:

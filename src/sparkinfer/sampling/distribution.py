@@ -92,10 +92,11 @@ def distribution(row: Logits, params: SamplingParams) -> Distribution:
 
 def _weights(row: Logits, temperature: float) -> NDArray[np.float32]:
     """exp((row - peak) / temperature), float32 [n]; the largest is exactly 1."""
-    scaled = row - row.max()
+    scaled: NDArray[np.float32] = row - row.max()
     if temperature != 1.0:
         scaled /= np.float32(temperature)
-    return np.exp(scaled, out=scaled)
+    np.exp(scaled, out=scaled)
+    return scaled
 
 
 def _nucleus_candidates(weights: NDArray[np.float32], mass: float) -> Ids:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -114,12 +113,12 @@ def checked_number(name: str, value: object, bounds: Range) -> int | float:
     accepted = f"{kind} from {bounds.low:g} to {bounds.high:g}"
     if bounds.integer:
         accepted = f"{kind} from {int(bounds.low)} to {int(bounds.high)}"
-    number_type = Integral if bounds.integer else Real
-    if isinstance(value, bool) or not isinstance(value, number_type):
-        raise RequestError(f"{name} must be {accepted}, not {short(value)}")
-    if not bounds.low <= value <= bounds.high:  # also false for NaN
-        raise RequestError(f"{name} must be {accepted}, not {short(value)}")
-    return int(value) if bounds.integer else float(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if bounds.low <= value <= bounds.high:
+            return value if bounds.integer else float(value)
+    elif isinstance(value, float) and not bounds.integer and bounds.low <= value <= bounds.high:
+        return value  # a NaN fails both comparisons
+    raise RequestError(f"{name} must be {accepted}, not {short(value)}")
 
 
 def _checked_bias(bias: object) -> Mapping[int, float]:

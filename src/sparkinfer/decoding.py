@@ -1,0 +1,141 @@
+"""Decoders: from a target's logits to the next tokens, one step at a time.
+
+`AutoregressiveDecoder` takes one token a step and is the oracle of every other decoder: whatever
+another one proposes and verifies, the tokens it returns must be these.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.sampling import Sampler, TokenHistory, TokenLogprob
+
+Progress = Callable[[int, int], None]  # (tokens done, tokens in total)
+PREFILL_PATH = "prefill"
+AR_PATH = "ar"
+
+
+class SequenceLike(Protocol):
+    """What decoding needs of a target's state (`sparkinfer.state.Sequence`)."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    def snapshot(self) -> Any: ...
+    def restore(self, snapshot: Any) -> None: ...
+    def rewind(self, n: int) -> None: ...
+
+
+class TargetLike(Protocol):
+    """What decoding needs of a target (`sparkinfer.models.Target`)."""
+
+    def new_state(self) -> Any: ...
+    def prefill(
+        self, state: Any, tokens: Sequence[int], progress: Progress | None = None
+    ) -> NDArray[np.float32]: ...
+    def forward(self, state: Any, tokens: Sequence[int]) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step produced and how.
+
+    `tokens` are in order, at least one; `logprobs` match them one to one, or are empty when the
+    request asked for none. `rows` is the number of rows the target computed, `drafted` how many
+    tokens were proposed and `accepted` how many of those the target agreed with. `path` names the
+    way the rows were computed and `mode` whether a recorded graph was replayed. `seconds` splits
+    the step's time by part ("target", "sample", "draft", ...).
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    path: str = AR_PATH
+    mode: str = ""
+    rows: int = 1
+    drafted: int = 0
+    accepted: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Decoder(Protocol):
+    """Produces the output of one request after another, over a state it is given.
+
+    Between calls the state holds every token but the last one returned, as after plain decoding,
+    and the history holds all of them.
+    """
+
+    name: str
+
+    def begin(
+        self,
+        state: SequenceLike,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        history: TokenHistory,
+        progress: Progress | None = None,
+    ) -> None:
+        """Prefill `tokens`, the part of the prompt (at least one token) the state does not hold."""
+
+    def step(self, limit: int) -> StepResult:
+        """The next tokens, at least one; more than `limit` (>= 1) would be thrown away."""
+
+    def drop(self, count: int) -> None:
+        """Forget the last `count` tokens of the last step, in state and history.
+
+        At least one token of that step stays, so the state keeps every token but the last kept.
+        """
+
+
+class AutoregressiveDecoder:
+    """One row, one token a step."""
+
+    name = AR_PATH
+
+    def __init__(self, target: TargetLike) -> None:
+        self._target = target
+        self._state: SequenceLike
+        self._sampler: Sampler
+        self._history: TokenHistory
+        self._first: NDArray[np.float32] | None = None
+
+    def begin(
+        self,
+        state: SequenceLike,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        history: TokenHistory,
+        progress: Progress | None = None,
+    ) -> None:
+        """Prefill the rest of the prompt; its last row gives the first token."""
+        self._state, self._sampler, self._history = state, sampler, history
+        self._first = self._target.prefill(state, tokens, progress)
+
+    def step(self, limit: int) -> StepResult:
+        """The next token. The first step computes no row: it uses the prompt's last one."""
+        assert limit >= 1, limit
+        started = perf_counter()
+        path, row, self._first = PREFILL_PATH, self._first, None
+        if row is None:
+            path, row = AR_PATH, self._target.forward(self._state, self._history.output[-1:])[0]
+        computed = perf_counter()
+        choice = self._sampler.choose(row, self._history)
+        self._history.push(choice.token)
+        seconds = {"target": computed - started, "sample": perf_counter() - computed}
+        return StepResult(
+            tokens=(choice.token,),
+            logprobs=(choice.logprob,) if choice.logprob else (),
+            path=path,
+            rows=int(path == AR_PATH),
+            seconds=seconds,
+        )
+
+    def drop(self, count: int) -> None:
+        """A step has one token and keeps it, so there is never one to forget."""
+        assert count == 0, count
