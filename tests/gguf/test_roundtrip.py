@@ -1,4 +1,4 @@
-"""What `write_gguf` writes, our reader and the PyPI reader read back; and what the writer refuses."""
+"""What `write_gguf` writes, both our reader and the PyPI reader read; what the writer refuses."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 16
-MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one byte of name, type, the smallest value
+MIN_KEY_BYTES = 8 + 4 + 1  # length of the key, type, the smallest value
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _read_count(cursor: Cursor, what: str, most: int, item_bytes: int) -> int:
     if count > most:
         why = f"is {count:,}, accepted are at most {most:,}"
         raise cursor.bad(what, start, why, "the file is damaged: fetch it again")
-    cursor.need(count * item_bytes, f"{count:,} entries of the {what}")
+    cursor.need(count * item_bytes, f"{what} of {count:,}")
     return count
 
 

@@ -59,7 +59,8 @@ def _check_numbers(shards: tuple[Shard, ...]) -> None:
     for index, shard in enumerate(shards):
         count = _split_number(shard, "split.count")
         if count != len(shards):
-            why = f"is {count}, but the other shards say {len(shards)}"
+            said = "is missing" if count is None else f"is {count}"
+            why = f"{said}, but the other shards say {len(shards)}"
             raise _bad(shard, "split.count", why)
         number = _split_number(shard, "split.no")
         if number is None:

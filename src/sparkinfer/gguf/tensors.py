@@ -14,8 +14,7 @@ MAX_TENSORS = 1 << 17
 MAX_NAME_BYTES = 64
 MAX_DIMS = 4
 MAX_VALUES = (1 << 63) - 1
-# Length and one byte of name, number of dimensions, one dimension, type, offset.
-MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # length of the name, rank, a dimension, type, offset
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,9 @@ SCALARS: dict[ValueType, np.dtype[Any]] = {
 }
 
 
+_KINDS = {kind.value: kind for kind in ValueType}
+
+
 @dataclass(frozen=True)
 class Value:
     """A value and its type as the file declares it: `uint32`, `string`, `array of float32`."""
@@ -102,11 +105,11 @@ def _text(cursor: Cursor, raw: bytes, what: str, start: int) -> str:
 def _read_type(cursor: Cursor, what: str) -> ValueType:
     start = cursor.pos
     number = cursor.u32(f"type of {what}")
-    if number > max(ValueType):
+    if number not in _KINDS:
         known = ", ".join(f"{kind.value} {kind.name.lower()}" for kind in ValueType)
         why = f"is {number}, known are {known}"
         raise cursor.bad(f"type of {what}", start, why, "update sparkinfer or fetch it again")
-    return ValueType(number)
+    return _KINDS[number]
 
 
 def _read_value(cursor: Cursor, key: str, items_left: int) -> Value:
