@@ -35,6 +35,8 @@ LEVELS = (
 HELPERS = {
     "vocabulary": "tokenizer",
     "pretokenizers": "tokenizer",
+    "template_process": "chat",
+    "template_worker": "chat",
     "pull_hub": "pull",
 }
 LEVEL_OF = {area: level for level, areas in enumerate(LEVELS) for area in areas}
@@ -54,7 +56,7 @@ def module_of(path: Path) -> str:
 
 
 def area_of(module: str) -> str:
-    name = (module.split(".") + [""])[1]
+    name = [*module.split("."), ""][1]
     return HELPERS.get(name, name)
 
 

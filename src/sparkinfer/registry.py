@@ -1,4 +1,4 @@
-"""Tables of name -> "module:attribute": what is registered costs no import until it is asked for."""
+"""Tables of name -> "module:attribute": what is registered is imported when it is asked for."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

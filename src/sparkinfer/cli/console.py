@@ -1,0 +1,117 @@
+"""Where output goes: the answer to standard output, everything else to standard error."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from sparkinfer.options import Options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_INTERRUPTED = 130
+_PIPE_WIDTH = 200
+Report = Callable[[str, int, int], None]  # label, done, total
+
+
+def status(text: str) -> None:
+    """Print one line for the person, never for the pipe."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(message: str, traceback_of: BaseException | None) -> None:
+    """Print `error: message` on one line, after a traceback where one is asked for."""
+    if traceback_of is not None:
+        traceback.print_exception(traceback_of)
+    status(f"error: {' '.join(message.split())}")
+
+
+def wants_traceback(arguments: Sequence[str]) -> bool:
+    """Return whether --debug was given, also when the options themselves are what failed."""
+    from sparkinfer.options import resolve
+
+    if "--debug" in arguments:
+        return True
+    try:
+        return resolve({}).boolean("debug")
+    except Exception:  # the environment is what is being complained about
+        return False
+
+
+def screen() -> "Console":
+    """Return a console on standard output; a pipe gets wide lines, as nothing there wraps."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+
+
+def write_answer(text: str) -> None:
+    """Write a piece of the answer to standard output at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def quiet_pipe() -> None:
+    """Let a closed standard output go nowhere, so that the interpreter's last flush is silent."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def progress(options: Options) -> Iterator[Report]:
+    """Yield a function that shows (label, done, total) as bars on standard error.
+
+    Off a terminal nothing is shown, or each label once where the option `progress` is on.
+    """
+    wanted = options.text("progress")
+    if wanted == "off" or (wanted == "auto" and not sys.stderr.isatty()):
+        yield lambda _label, _done, _total: None
+    elif sys.stderr.isatty():
+        yield from _bars()
+    else:
+        seen: set[str] = set()
+        yield lambda label, _done, _total: _first_time(label, seen)
+
+
+def _first_time(label: str, seen: set[str]) -> None:
+    if label not in seen:
+        seen.add(label)
+        status(f"{label} ...")
+
+
+def _bars() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        tasks = {}
+
+        def show(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done, total=total)
+
+        yield show
+
+
+@contextmanager
+def interrupt_ends_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process without waiting for anything; what was written is flushed already.
+
+    The engine takes the first one for itself and gives this handler back for the second.
+    """
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(_signal: int, _frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)
