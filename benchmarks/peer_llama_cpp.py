@@ -1,0 +1,260 @@
+"""Our engine against llama.cpp on the same file: interleaved rounds in one run.
+
+    python benchmarks/peer_llama_cpp.py MODEL.gguf --peer-python PEER_ENV/bin/python
+
+See benchmarks/README.md for what each measure is and how to read the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from sides.client import Client, IdleWatch, hogs, once
+from sides.load import ForeignLoad
+from sides.probe import ReadProbe, machine
+from sides.report import add_costs, summarise, table
+
+OURS = "sparkinfer"
+PEER = "llama.cpp"
+BEST = "llama.cpp-best"
+SCRIPTS = {"sparkinfer": "sparkinfer_side.py", "llama.cpp": "llama_cpp_side.py"}
+MEASURES = ("read", "decode", "prompt", "rows", "start")
+START_TEXT = "The capital of France is a city of many bridges. Which river do they cross, and why?"
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("model", help="GGUF file both engines run")
+    parser.add_argument("--peer-python", required=True, help="Python that has llama-cpp-python")
+    parser.add_argument("--best-model", help="also run llama.cpp on this copy (its best format)")
+    parser.add_argument("--ours", choices=SCRIPTS, default="sparkinfer", help="llama.cpp: A/A test")
+    parser.add_argument("--activations", choices=("int8", "f32"), default="int8")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument("--depths", nargs="+", type=int, default=[0, 1024])
+    parser.add_argument("--decode-tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--row-depth", type=int, default=128)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6, 8, 16])
+    parser.add_argument("--row-repeats", type=int, default=5, help="forwards of a width per round")
+    parser.add_argument("--start-rounds", type=int, default=3)
+    parser.add_argument("--cache-option", default="SPARKINFER_CACHE_DIR", help="kernel cache folder")
+    parser.add_argument("--hog", type=int, default=0, metavar="N", help="busy loops on one core")
+    parser.add_argument("--quiet", type=float, default=0.15, help="cores others may use")
+    parser.add_argument("--patience", type=float, default=20, help="seconds to wait for quiet")
+    parser.add_argument("--retries", type=int, default=3, help="of a disturbed measurement")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="append the JSON line to this file")
+    return parser.parse_args(argv)
+
+
+class Comparison:
+    """The sides of one run and its rounds."""
+
+    def __init__(self, args: argparse.Namespace, stack: ExitStack, hog_ids: list[int]) -> None:
+        self.args = args
+        wanted = [*args.depths, args.row_depth, args.prompt]
+        context = max(wanted) + max(args.decode_tokens, *args.rows)
+        self.settings: dict[str, Any] = {
+            "threads": args.threads,
+            "context": -(-context // 256) * 256,
+            "activations": args.activations,
+        }
+        self.places = {OURS: (sys.executable, SCRIPTS[args.ours], args.model)}
+        if args.ours == "llama.cpp":
+            self.places[OURS] = (args.peer_python, SCRIPTS["llama.cpp"], args.model)
+        self.places[PEER] = (args.peer_python, SCRIPTS["llama.cpp"], args.model)
+        if args.best_model:
+            self.places[BEST] = (args.peer_python, SCRIPTS["llama.cpp"], args.best_model)
+        self.clients = {}
+        for label, (python, script, model) in self.places.items():
+            client = Client(label, python, script, {**self.settings, "model": model})
+            stack.callback(client.close)
+            self.clients[label] = client
+        self.info = {label: client.ask("info") for label, client in self.clients.items()}
+        sizes = {info["n_vocab"] for info in self.info.values()}
+        if len(sizes) != 1:
+            raise ValueError(f"the sides see vocabularies of different sizes: {sizes}")
+        self.n_vocab = sizes.pop()
+        self.watch = IdleWatch(list(self.clients.values()))
+        own = [client.process.pid for client in self.clients.values()]
+        self.foreign = ForeignLoad([*own, *hog_ids])
+        self.disturbed = {"repeated": 0, "kept": 0}
+        self.agree: dict[str, list[float]] = {}
+
+    def tokens(self, count: int, salt: int) -> list[int]:
+        """Random ids, the same for every side and round."""
+        rng = random.Random(f"{self.args.seed}/{salt}")
+        return [rng.randrange(self.n_vocab) for _ in range(count)]
+
+    def _steps(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Name, command and arguments of everything that is timed in a round."""
+        args = self.args
+        if "decode" in args.measures:
+            for depth in args.depths:
+                fed = {"context": self.tokens(depth, 1), "tokens": self.tokens(args.decode_tokens, 2)}
+                yield f"decode_d{depth}_tok_s", "decode", fed
+        if "prompt" in args.measures:
+            yield f"prompt{args.prompt}_tok_s", "prompt", {"tokens": self.tokens(args.prompt, 3)}
+        if "rows" in args.measures:
+            context = self.tokens(args.row_depth, 4)
+            for n in args.rows:
+                fed = {"context": context, "tokens": self.tokens(n, 5)}
+                yield f"rows{n}_ms", "rows", {**fed, "repeats": args.row_repeats}
+
+    @staticmethod
+    def _value(op: str, asked: dict[str, Any], reply: dict[str, Any]) -> float:
+        if op == "rows":
+            return 1e3 * median(reply["seconds"])
+        return float(len(asked["tokens"]) / reply["seconds"])
+
+    def _step(self, labels: list[str], op: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Measure on every side; again if other programs took processor time meanwhile."""
+        for attempt in range(self.args.retries + 1):
+            self.foreign.read()
+            replies = {label: self.watch.ask(self.clients[label], op, **asked) for label in labels}
+            if self.foreign.read() <= self.args.quiet:
+                return replies
+            self.disturbed["repeated" if attempt < self.args.retries else "kept"] += 1
+            self.foreign.wait_quiet(self.args.quiet, self.args.patience)
+        return replies
+
+    def round(self, reverse: bool) -> dict[str, dict[str, float]]:
+        """One value of each measure on each side; sides alternate within a measure."""
+        labels = list(self.clients)[:: -1 if reverse else 1]
+        values: dict[str, dict[str, float]] = {label: {} for label in self.clients}
+        for name, op, asked in self._steps():
+            replies = self._step(labels, op, asked)
+            for label, reply in replies.items():
+                values[label][name] = self._value(op, asked, reply)
+            same = np.equal(replies[OURS]["argmax"], replies[PEER]["argmax"])
+            self.agree.setdefault(name, []).append(float(same.mean()))
+        for side in values.values():
+            add_costs(side)
+        return values
+
+    def warm_up(self) -> None:
+        """Every measure once, untimed: compiles, fills caches, computes the states at depth."""
+        for _, op, asked in self._steps():
+            for client in self.clients.values():
+                client.ask(op, **{**asked, **({"repeats": 1} if op == "rows" else {})})
+
+    def starts(self) -> list[dict[str, dict[str, Any]]]:
+        """Whole processes to their first token: ours with an empty and a filled kernel cache."""
+        rounds = []
+        for _ in range(self.args.start_rounds):
+            turn = {}
+            with tempfile.TemporaryDirectory() as cache:
+                for kind in ("cold", "cached"):
+                    python, script, model = self.places[OURS]
+                    env = {self.args.cache_option: cache, "PYTHONDONTWRITEBYTECODE": ""}
+                    settings = {**self.settings, "model": model}
+                    turn[f"{OURS} {kind}"] = once(python, script, settings, START_TEXT, env)
+            for label in self.places:
+                if label != OURS:
+                    python, script, model = self.places[label]
+                    settings = {**self.settings, "model": model}
+                    turn[label] = once(python, script, settings, START_TEXT)
+            rounds.append(turn)
+        return rounds
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Run everything; returns what the JSON line holds."""
+    with ExitStack() as stack:
+        hog_ids = stack.enter_context(hogs(args.hog))
+        result: dict[str, Any] = {
+            "benchmark": "peer_llama_cpp",
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "model": Path(args.model).name,
+            "arguments": {k: v for k, v in vars(args).items() if k not in ("out", "peer_python")},
+            "machine": machine(),
+        }
+        result["arguments"]["model"] = Path(args.model).name
+        if args.best_model:
+            result["arguments"]["best_model"] = Path(args.best_model).name
+        run = Comparison(args, stack, hog_ids)
+        result["sides"] = run.info
+        run.warm_up()
+        probe = ReadProbe(args.threads) if "read" in args.measures else None
+        rounds = []
+        for number in range(args.rounds):
+            run.foreign.wait_quiet(args.quiet, args.patience)
+            values = run.round(reverse=number % 2 == 1)
+            if probe:
+                add_read_rate(values, probe.bytes_per_second(), run.info)
+            rounds.append(values)
+            print(f"round {number + 1}/{args.rounds}: {run.disturbed}", file=sys.stderr)
+        result |= {
+            "rounds": rounds,
+            "disturbed": run.disturbed,
+            "idle_core_share": run.watch.shares(),
+            "same_argmax": {name: median(shares) for name, shares in run.agree.items()},
+            "peak_rss": {label: client.peak_rss for label, client in run.clients.items()},
+            "summary": summarise(rounds, OURS),
+        }
+        for client in run.clients.values():
+            client.close()
+        if "start" in args.measures:
+            result["starts"] = run.starts()
+        return result
+
+
+def add_read_rate(
+    values: dict[str, dict[str, float]], rate: float, info: dict[str, dict[str, Any]]
+) -> None:
+    """Add this round's memory-read rate and the share of it that our decode reaches."""
+    values[OURS]["read_GB_s"] = rate / 1e9
+    weights = info[OURS]["weight_bytes_per_token"]
+    for name in [name for name in values[OURS] if name.startswith("decode")]:
+        if weights:
+            depth = name.split("_")[1]
+            values[OURS][f"read_share_{depth}"] = values[OURS][name] * weights / rate
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The text after a run."""
+    lines = [table(result["summary"], OURS), ""]
+    lines.append(f"idle use of a core: {result['idle_core_share']}")
+    lines.append(f"measurements disturbed by other programs: {result['disturbed']}")
+    lines.append(f"same argmax: {result['same_argmax']}")
+    peaks = {label: f"{peak / 1e6:.0f} MB" for label, peak in result["peak_rss"].items()}
+    lines.append(f"peak memory of the rounds: {peaks}")
+    for label in result["starts"][0] if result.get("starts") else ():
+        turns = [turn[label] for turn in result["starts"]]
+        first = [turn["first_token_s"] for turn in turns]
+        peak = max(turn["peak_rss"] for turn in turns) / 1e6
+        spread = f"{median(first):.2f} s ({min(first):.2f} to {max(first):.2f})"
+        lines.append(f"first token of a new process, {label}: {spread}, peak {peak:.0f} MB")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print the table and one JSON line."""
+    args = arguments()
+    result = measure(args)
+    print(describe(result))
+    line = json.dumps(result)
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with args.out.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    else:
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Our engine as a side.
+
+Settings: `model` (path), `threads`, `context`, `activations` ("int8" or "f32").
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from protocol import Reply, run_side
+
+import sparkinfer
+from sparkinfer.gguf import open_gguf
+from sparkinfer.models import load_target
+from sparkinfer.tokenizer import Tokenizer
+
+
+class SparkInfer:
+    """One target; states at a depth are computed once and restored from a snapshot."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        start = time.perf_counter()
+        self.file = open_gguf(settings["model"])
+        self.context = int(settings["context"])
+        self.target = load_target(
+            self.file,
+            context=self.context,
+            threads=settings["threads"],
+            activations=settings.get("activations", "int8"),
+        )
+        self.state = self.target.new_state(self.context)
+        self.empty = self.state.snapshot()
+        self.snapshots: dict[tuple[int, ...], Any] = {}
+        self.load_s = time.perf_counter() - start
+
+    def info(self) -> Reply:
+        return {
+            "engine": "sparkinfer",
+            "versions": {
+                "sparkinfer": sparkinfer.__version__,
+                "numba": version("numba"),
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            "plan": self.target.plan,
+            "n_vocab": self.target.config.n_vocab,
+            "weight_bytes_per_token": self.target.weight_bytes_per_token,
+            "load_s": self.load_s,
+        }
+
+    def _at(self, context: list[int]) -> None:
+        """Put the state at the end of `context`; computed once, then restored by copy."""
+        self.state.restore(self.empty)
+        if not context:
+            return
+        key = tuple(context)
+        if key not in self.snapshots:
+            self.target.forward(self.state, context, rows="none")
+            self.snapshots[key] = self.state.snapshot()
+        self.state.restore(self.snapshots[key])
+
+    def prompt(self, tokens: list[int]) -> Reply:
+        self._at([])
+        start = time.perf_counter()
+        best = int(self.target.forward(self.state, tokens, rows="last")[0].argmax())
+        return {"seconds": time.perf_counter() - start, "argmax": best}
+
+    def decode(self, context: list[int], tokens: list[int]) -> Reply:
+        self._at(context)
+        best = []
+        start = time.perf_counter()
+        for token in tokens:
+            best.append(int(self.target.forward(self.state, [token])[0].argmax()))
+        return {"seconds": time.perf_counter() - start, "argmax": best}
+
+    def rows(self, context: list[int], tokens: list[int], repeats: int) -> Reply:
+        seconds = []
+        for _ in range(repeats):
+            self._at(context)
+            start = time.perf_counter()
+            logits = self.target.forward(self.state, tokens, rows="all", verify=True)
+            seconds.append(time.perf_counter() - start)
+        return {"seconds": seconds, "argmax": logits.argmax(axis=1).tolist()}
+
+    def greedy(self, tokens: list[int], count: int) -> Reply:
+        self._at([])
+        found: list[int] = []
+        margins: list[float] = []
+        row = self.target.forward(self.state, tokens)[0]
+        while True:
+            second, first = np.partition(row, -2)[-2:]
+            found.append(int(row.argmax()))
+            margins.append(float(first - second))
+            if len(found) == count:
+                return {"tokens": found, "margins": margins}
+            row = self.target.forward(self.state, found[-1:])[0]
+
+    def logits(self, tokens: list[int], path: str) -> Reply:
+        self._at([])
+        np.save(path, self.target.forward(self.state, tokens, rows="all"))
+        return {"rows": len(tokens)}
+
+    def tokenize(self, text: str) -> Reply:
+        tokenizer = Tokenizer.from_gguf(self.file)
+        return {"tokens": tokenizer.encode(text, parse_special=True)}
+
+
+if __name__ == "__main__":
+    run_side(SparkInfer)
