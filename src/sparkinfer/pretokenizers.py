@@ -13,7 +13,6 @@ _TAIL = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
 _WORD = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
 _MARKED_WORD = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+"
 _ASCII_SIGN_WORD = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-_EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK = (
     rf"{_ASCII_SIGN_WORD}|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS}"
@@ -58,10 +57,6 @@ _RULES: tuple[tuple[PreTokenizer, str], ...] = (
         "default",
     ),
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")), "falcon"),
-    (
-        PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")),
-        "deepseek-coder",
-    ),
     (
         PreTokenizer((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _DEEPSEEK)),
         "deepseek-v3 hunyuan-dense joyai-llm",

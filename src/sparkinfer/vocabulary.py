@@ -1,5 +1,6 @@
 """The tokenizer part of a GGUF file's metadata, checked before anything is built from it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -133,6 +134,9 @@ def read_vocabulary(file: MetadataFile) -> Vocabulary:
     tokens = keys.array("tokens", str)
     if not tokens:
         raise keys.error("tokenizer.ggml.tokens is empty")
+    if len(set(tokens)) != len(tokens):
+        twice = next(text for text, count in Counter(tokens).items() if count > 1)
+        raise keys.error(f"tokenizer.ggml.tokens has {twice[:80]!r} more than once")
     rule = pre_tokenizer(keys.require("pre", str))
     ids = _token_ids(keys, len(tokens))
     add_bos = keys.get("add_bos_token", bool, rule.add_bos)
