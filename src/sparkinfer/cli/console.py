@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,11 @@ from sparkinfer.options import Options
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 EXIT_INTERRUPTED = 130
 _PIPE_WIDTH = 200
+_REDRAW_SECONDS = 0.1
 Report = Callable[[str, int, int], None]  # label, done, total
 
 
@@ -71,7 +74,11 @@ def progress(options: Options) -> Iterator[Report]:
     if wanted == "off" or (wanted == "auto" and not sys.stderr.isatty()):
         yield lambda _label, _done, _total: None
     elif sys.stderr.isatty():
-        yield from _bars()
+        bars = _Bars()
+        try:
+            yield bars.show
+        finally:
+            bars.close()
     else:
         seen: set[str] = set()
         yield lambda label, _done, _total: _first_time(label, seen)
@@ -83,21 +90,41 @@ def _first_time(label: str, seen: set[str]) -> None:
         status(f"{label} ...")
 
 
-def _bars() -> Iterator[Report]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+class _Bars:
+    """Bars that appear with the first unfinished report. No thread draws them: it would take
+    a core from what is reported, or measured."""
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"))
-    console = Console(stderr=True)
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        tasks = {}
+    def __init__(self) -> None:
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._drawn = 0.0
 
-        def show(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done, total=total)
+    def show(self, label: str, done: int, total: int) -> None:
+        if label not in self._tasks:
+            if done >= total:
+                return
+            self._bars = self._bars or self._start()
+            self._tasks[label] = self._bars.add_task(label, total=total)
+        assert self._bars is not None
+        self._bars.update(self._tasks[label], completed=done, total=total)
+        if done >= total or monotonic() - self._drawn > _REDRAW_SECONDS:
+            self._bars.refresh()
+            self._drawn = monotonic()
 
-        yield show
+    def close(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def _start(self) -> "Progress":
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        text, share = TextColumn("{task.description}"), TextColumn("{task.percentage:3.0f}%")
+        columns = (text, BarColumn(), share, TimeElapsedColumn())
+        console = Console(stderr=True)
+        bars = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        bars.start()
+        return bars
 
 
 @contextmanager
