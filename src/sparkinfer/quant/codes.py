@@ -55,19 +55,3 @@ class Codes:
             else:
                 grouped -= (offset * self.mins.astype(np.float32))[:, :, None]
         return values
-
-
-def half(blocks: U8, offset: int) -> F16:
-    """Return the float16 field at byte `offset` of every block, [n]."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view(np.float16).reshape(-1)
-
-
-def nibbles(packed: U8) -> U8:
-    """Split bytes into codes of 4 bits along the last axis: all low halves, then all high halves.
-    [.., k] -> [.., 2k].
-    """
-    width = packed.shape[-1]
-    out = np.empty((*packed.shape[:-1], 2 * width), np.uint8)
-    np.bitwise_and(packed, 15, out=out[..., :width])
-    np.right_shift(packed, 4, out=out[..., width:])
-    return out

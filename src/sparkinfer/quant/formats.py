@@ -19,6 +19,8 @@ from ..errors import UnsupportedError
 from . import plain
 from .codes import F32, U8, Codes
 
+__all__ = ["KNOWN_TYPES", "QUANT_FORMATS", "Codes", "QuantFormat", "dequantize", "unpack"]
+
 CHUNK_VALUES = 1 << 18  # values decoded at a time, so that temporaries stay in the cache
 
 
@@ -147,6 +149,7 @@ def _checked(format_name: str, blocks: U8) -> QuantFormat:
     spec = find_format(format_name)
     assert blocks.dtype == np.uint8 and blocks.ndim == 2, (blocks.dtype, blocks.shape)
     assert blocks.shape[1] == spec.block_bytes, (format_name, blocks.shape)
+    assert blocks.strides[1] == 1 or not blocks.size, blocks.strides
     return spec
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from .codes import U8, Codes, half, nibbles
+from .bits import field, half, nibbles
+from .codes import U8, Codes
 
 
 def unpack(blocks: U8) -> Codes:
     """Return the codes of blocks uint8 [n, 20]."""
-    return Codes(q=nibbles(blocks[:, 4:]), zero=0, d=half(blocks, 0), m=half(blocks, 2))
+    q = nibbles(field(blocks, 4, 16), 16)
+    return Codes(q=q, zero=0, d=half(blocks, 0), m=half(blocks, 2))

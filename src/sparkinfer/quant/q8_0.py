@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .codes import U8, Codes, half
+from .bits import field, half
+from .codes import U8, Codes
 
 
 def unpack(blocks: U8) -> Codes:
     """Return the codes of blocks uint8 [n, 34]; flipping the top bit adds 128."""
-    return Codes(q=blocks[:, 2:] ^ np.uint8(128), zero=128, d=half(blocks, 0))
+    q = field(blocks, 2, 32)
+    q ^= np.uint8(128)
+    return Codes(q=q, zero=128, d=half(blocks, 0))
