@@ -43,15 +43,14 @@ class TemplateLike(Protocol):
     """What the engine needs of a chat template (`sparkinfer.chat.ChatTemplate`)."""
 
     def encode(
-        self, messages: list[dict[str, str]], *, variables: Mapping[str, Any] | None = None
+        self, messages: Sequence[Message], *, variables: Mapping[str, Any] | None = None
     ) -> list[int]: ...
+    def close(self) -> None: ...
 
 
 class EngineTarget(TargetLike, Protocol):
     """A target with the facts the engine reports."""
 
-    @property
-    def context(self) -> int: ...
     @property
     def plan(self) -> Mapping[str, Any]: ...
     def close(self) -> None: ...
@@ -97,7 +96,7 @@ class Engine:
 
         Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError.
         """
-        from sparkinfer.chat import ChatTemplate
+        from sparkinfer.chat import TEMPLATE_KEY, ChatTemplate
         from sparkinfer.gguf import open_gguf
         from sparkinfer.models import load_target
         from sparkinfer.tokenizer import Tokenizer
@@ -105,7 +104,8 @@ class Engine:
         started = perf_counter()
         file = open_gguf(path)
         tokenizer = Tokenizer.from_gguf(file)
-        template = ChatTemplate.from_gguf(file, tokenizer)
+        chat = TEMPLATE_KEY in file.metadata
+        template = ChatTemplate.from_gguf(file, tokenizer) if chat else None
         target = load_target(
             file, context=context, threads=threads, activations=activations, progress=progress
         )
@@ -114,7 +114,7 @@ class Engine:
     @property
     def context(self) -> int:
         """Tokens that prompt and output may have together."""
-        return self.target.context
+        return self._prefix.context
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -219,8 +219,8 @@ class Engine:
         Raises: RequestError without a template or for messages it refuses.
         """
         if self.template is None:
-            raise RequestError("the model file has no chat template; use a plain prompt")
-        return self.template.encode([dict(message) for message in messages], variables=variables)
+            raise RequestError("the model file has no chat template; give it a plain prompt")
+        return self.template.encode(messages, variables=variables)
 
     def reset(self) -> None:
         """Forget the kept state; the next prompt is computed from its first token."""
@@ -231,6 +231,8 @@ class Engine:
     def close(self) -> None:
         """Release the model."""
         self.reset()
+        if self.template is not None:
+            self.template.close()
         self.target.close()
 
     def __enter__(self) -> "Engine":
@@ -265,9 +267,8 @@ class Engine:
     def _check_ids(self, request: Request) -> None:
         last = self.tokenizer.n_vocab - 1
         for name, ids in (("the prompt", request.prompt), ("stop_ids", request.stop_ids)):
-            bad = next((token for token in ids if not 0 <= token <= last), None)
-            if bad is not None:
-                raise RequestError(f"{name} has token id {bad}; ids go from 0 to {last}")
+            if ids and max(ids) > last:
+                raise RequestError(f"{name} has token id {max(ids)}; ids go from 0 to {last}")
 
     def _room(self, request: Request) -> int:
         length = len(request.prompt)

@@ -37,10 +37,10 @@ class Generation(Iterator[Delta]):
         sampler: Sampler,
         output: Output,
         *,
+        busy: threading.Lock,
         progress: Progress | None = None,
         on_finish: Callable[[Result], None] | None = None,
         load_seconds: float = 0.0,
-        busy: threading.Lock | None = None,
     ) -> None:
         self.request = request
         self._decoder = decoder
@@ -49,7 +49,7 @@ class Generation(Iterator[Delta]):
         self._output = output
         self._progress = progress
         self._on_finish = on_finish
-        self._busy = busy or threading.Lock()
+        self._busy = busy
         self._cancelled = False
         self._begun = False
         self._result: Result | None = None

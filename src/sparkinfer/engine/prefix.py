@@ -29,16 +29,17 @@ class PrefixCache:
         self._state: SequenceLike | None = None
         self._snapshots: list[tuple[int, Any]] = []
 
+    @property
+    def context(self) -> int:
+        """Tokens the sequence can hold. Raises: MemoryLimitError if it does not fit."""
+        return self._sequence().context
+
     def acquire(self, prompt: Sequence[int], *, reuse: bool = True) -> tuple[SequenceLike, int]:
         """The sequence and how many tokens of `prompt` it holds; at least one is left to compute.
 
         Raises: MemoryLimitError if a new state does not fit.
         """
-        state = self._state
-        if state is None:
-            state = self._state = self._target.new_state()
-            self._snapshots = [(0, state.snapshot())]
-            return state, 0
+        state = self._sequence()
         shared = min(common_prefix(state.tokens, prompt), len(prompt) - 1) if reuse else 0
         if not (reuse and _rewound(state, state.length - shared)):
             self._restore(state, shared)
@@ -58,6 +59,13 @@ class PrefixCache:
         """Forget the sequence: an error or an interrupt may have left it half written."""
         self._state = None
         self._snapshots = []
+
+    def _sequence(self) -> SequenceLike:
+        if self._state is None:
+            state: SequenceLike = self._target.new_state()
+            self._snapshots = [(0, state.snapshot())]
+            self._state = state
+        return self._state
 
     def _restore(self, state: SequenceLike, at_most: int) -> None:
         _, snapshot = max(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from operator import index
 from typing import Any, TypedDict
 
 from sparkinfer.errors import RequestError
@@ -12,7 +13,6 @@ from sparkinfer.sampling.params import Range, checked_number, short
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
-_TOKEN_RANGE = Range(0, 2**31 - 1, integer=True)
 _COUNT_RANGE = Range(0, 2**63 - 1, integer=True)
 
 
@@ -37,14 +37,19 @@ class Request:
     reuse_prefix: bool = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", _token_ids("the prompt", self.prompt))
         if not self.prompt:
             raise RequestError("the prompt has no tokens; at least one is needed")
         if self.max_tokens is not None:
             checked_number("max_tokens", self.max_tokens, _COUNT_RANGE)
-        _check_stops(self.stop)
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
         _check_count("stop_ids", len(self.stop_ids), MAX_STOP_IDS)
-        for token in self.stop_ids:
-            checked_number("a stop id", token, _TOKEN_RANGE)
+        for name in ("ignore_eos", "reuse_prefix"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"{name} must be true or false, not {short(getattr(self, name))}"
+                )
 
 
 def _check_count(name: str, count: int, most: int) -> None:
@@ -52,7 +57,21 @@ def _check_count(name: str, count: int, most: int) -> None:
         raise RequestError(f"{name} has {count} entries; at most {most} are accepted")
 
 
-def _check_stops(stops: tuple[str, ...]) -> None:
+def _token_ids(name: str, ids: Sequence[int]) -> tuple[int, ...]:
+    """The ids as plain ints >= 0; anything that is an integer, such as NumPy's, is accepted."""
+    try:
+        plain = tuple(map(index, ids))
+    except TypeError as error:
+        raise RequestError(f"{name} must be a list of token ids: {error}") from error
+    if plain and min(plain) < 0:
+        raise RequestError(f"{name} has token id {min(plain)}; ids start at 0")
+    return plain
+
+
+def _stop_strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(stop, str | list | tuple):
+        raise RequestError(f"stop must be a string or a list of strings, not {short(stop)}")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
     _check_count("stop", len(stops), MAX_STOPS)
     for text in stops:
         if not isinstance(text, str):
@@ -60,6 +79,7 @@ def _check_stops(stops: tuple[str, ...]) -> None:
         if not 1 <= len(text) <= MAX_STOP_CHARS:
             accepted = f"1 to {MAX_STOP_CHARS} characters"
             raise RequestError(f"a stop string must have {accepted}, not {len(text)}")
+    return stops
 
 
 class RequestOptions(TypedDict, total=False):
@@ -102,13 +122,12 @@ def build_request(prompt: Sequence[int], options: Mapping[str, Any]) -> Request:
         raise RequestError(f"sampling must be a SamplingParams, not {short(base)}")
     values = base.to_dict() if base else {}
     values |= {name: options[name] for name in options if name in _SAMPLING_NAMES}
-    stop = options.get("stop", ())
     return Request(
-        prompt=tuple(prompt),
+        prompt=_token_ids("the prompt", prompt),
         sampling=SamplingParams(**values),
         max_tokens=options.get("max_tokens"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_ids=tuple(options.get("stop_ids", ())),
+        stop=options.get("stop", ()),
+        stop_ids=options.get("stop_ids", ()),
         ignore_eos=options.get("ignore_eos", False),
         reuse_prefix=options.get("reuse_prefix", True),
     )

@@ -66,5 +66,14 @@ def _search(weights: Weights, u: float) -> tuple[int, float]:
 
 def log_total(row: Logits) -> float:
     """log(sum(exp(row))) of finite logits, exact to about 1e-6."""
-    peak = row.max()
-    return float(peak) + float(np.log(np.exp(row - peak).sum(dtype=np.float64)))
+    return float(row.max()) + float(np.log(below_peak(row, 1.0).sum(dtype=np.float64)))
+
+
+def below_peak(row: Logits, temperature: float) -> NDArray[np.float32]:
+    """exp((row - row.max()) / temperature), float32 [n]; the largest is exactly 1."""
+    with np.errstate(over="ignore"):  # finite logits can be further apart than float32 reaches
+        scaled: NDArray[np.float32] = row - row.max()
+        if temperature != 1.0:
+            scaled /= np.float32(temperature)
+    np.exp(scaled, out=scaled)
+    return scaled

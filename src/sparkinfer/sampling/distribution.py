@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.sampling.arrays import Ids, Logits, Weights, largest, pick_index
+from sparkinfer.sampling.arrays import Ids, Logits, Weights, below_peak, largest, pick_index
 from sparkinfer.sampling.history import TokenHistory
 from sparkinfer.sampling.params import SamplingParams
 
@@ -76,9 +76,9 @@ def distribution(row: Logits, params: SamplingParams) -> Distribution:
         return Distribution(np.array([row.argmax()], dtype=np.int64), np.ones(1), 1.0)
     if 0 < params.top_k < row.size:
         ids = largest(row, params.top_k)
-        kept = _weights(row[ids], params.temperature).astype(np.float64)
+        kept = below_peak(row[ids], params.temperature).astype(np.float64)
         return _cut(ids, kept, float(kept.sum()), params)
-    weights = _weights(row, params.temperature)
+    weights = below_peak(row, params.temperature)
     total = float(weights.sum(dtype=np.float64))
     if params.top_p < 1.0:
         ids = _nucleus_candidates(weights, params.top_p * total)
@@ -88,15 +88,6 @@ def distribution(row: Logits, params: SamplingParams) -> Distribution:
         kept = weights[ids].astype(np.float64)
         return Distribution(ids, kept, float(kept.sum()))
     return Distribution(None, weights, total)
-
-
-def _weights(row: Logits, temperature: float) -> NDArray[np.float32]:
-    """exp((row - peak) / temperature), float32 [n]; the largest is exactly 1."""
-    scaled: NDArray[np.float32] = row - row.max()
-    if temperature != 1.0:
-        scaled /= np.float32(temperature)
-    np.exp(scaled, out=scaled)
-    return scaled
 
 
 def _nucleus_candidates(weights: NDArray[np.float32], mass: float) -> Ids:

@@ -1,0 +1,1 @@
+"""Lets every test folder import the shared helpers that lie beside this file."""

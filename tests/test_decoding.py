@@ -1,0 +1,99 @@
+"""The autoregressive decoder over a toy target: the contract that every decoder keeps."""
+
+import numpy as np
+import pytest
+from toy_model import BlockDecoder, ToyTarget, hashed_logits
+
+from sparkinfer.decoding import AutoregressiveDecoder
+from sparkinfer.errors import ModelOutputError
+from sparkinfer.sampling import Sampler, SamplingParams, TokenHistory
+
+N = 40
+PROMPT = (5, 6, 7, 8, 9)
+
+
+def started(decoder_type, params, *more):
+    target = ToyTarget(hashed_logits(N))
+    decoder, state, history = decoder_type(target, *more), target.new_state(), TokenHistory(PROMPT)
+    decoder.begin(state, PROMPT, Sampler(params, N, seed=9), history)
+    return target, decoder, state, history
+
+
+def reference(params, count):
+    """Plain decoding without any of the decoder's code: a loop over whole prefixes."""
+    logits, history = hashed_logits(N), TokenHistory(PROMPT)
+    for _ in range(count):
+        row = logits([*PROMPT, *history.output])
+        history.push(Sampler(params, N, seed=9).choose(row, history).token)
+    return history.output
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_are_those_of_a_loop_over_whole_prefixes(temperature):
+    params = SamplingParams(temperature=temperature, repetition_penalty=1.2, logprobs=2)
+    target, decoder, state, history = started(AutoregressiveDecoder, params)
+    steps = [decoder.step(100) for _ in range(12)]
+    assert [token for step in steps for token in step.tokens] == reference(params, 12)
+    assert history.output == reference(params, 12)
+    assert state.tokens == [*PROMPT, *history.output[:-1]]
+    assert target.computed == len(PROMPT) + 11
+    assert [step.path for step in steps] == ["prefill"] + ["ar"] * 11
+    assert [step.rows for step in steps] == [0] + [1] * 11
+    assert all(len(step.logprobs) == 1 for step in steps)
+    assert all(set(step.seconds) == {"target", "sample"} for step in steps)
+
+
+def test_no_logprobs_unless_asked_for():
+    _, decoder, _, _ = started(AutoregressiveDecoder, SamplingParams())
+    assert decoder.step(1).logprobs == ()
+
+
+def test_progress_reaches_the_total():
+    target, seen = ToyTarget(hashed_logits(N)), []
+    decoder = AutoregressiveDecoder(target)
+    decoder.begin(
+        target.new_state(),
+        PROMPT,
+        Sampler(SamplingParams(), N, seed=0),
+        TokenHistory(PROMPT),
+        lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(4, 5), (5, 5)]
+
+
+def test_a_decoder_serves_one_request_after_another():
+    target = ToyTarget(hashed_logits(N))
+    decoder = AutoregressiveDecoder(target)
+    for _ in range(2):
+        history = TokenHistory(PROMPT)
+        sampler = Sampler(SamplingParams(), N, seed=0)
+        decoder.begin(target.new_state(), PROMPT, sampler, history)
+        for _ in range(3):
+            decoder.step(10)
+        assert history.output == reference(SamplingParams(), 3)
+
+
+def test_a_bad_logit_names_its_position():
+    target = ToyTarget(lambda tokens: np.full(N, np.nan if len(tokens) > 6 else 0, np.float32))
+    decoder = AutoregressiveDecoder(target)
+    sampler = Sampler(SamplingParams(), N, seed=0)
+    decoder.begin(target.new_state(), PROMPT, sampler, TokenHistory(PROMPT))
+    decoder.step(1)
+    decoder.step(1)
+    with pytest.raises(ModelOutputError, match="position 7"):
+        decoder.step(1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("drop", range(4))
+def test_after_a_drop_a_block_decoder_is_where_single_steps_would_be(temperature, drop):
+    params = SamplingParams(temperature=temperature, presence_penalty=0.7)
+    _, decoder, state, history = started(BlockDecoder, params, 4)
+    decoder.step(100)
+    decoder.step(100)
+    decoder.drop(drop)
+    kept = 8 - drop
+    assert history.output == reference(params, kept)
+    assert state.tokens == [*PROMPT, *history.output[:-1]]
+    decoder.step(100)
+    assert history.output == reference(params, kept + 4)

@@ -1,0 +1,209 @@
+"""A small deterministic language model, its tokenizer and a decoder of several tokens a step."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkinfer.decoding import AutoregressiveDecoder, StepResult
+from sparkinfer.errors import RequestError
+from sparkinfer.tokenizer import Detokenizer
+
+CONTROL = ("<s>", "<end>", "<turn>")
+BOS, END, TURN = range(3)
+
+
+class ToyTokenizer:
+    """Control ids 0..2, then one id per given byte string; encodes the longest one first."""
+
+    def __init__(self, pieces: Sequence[bytes], unused: int = 0) -> None:
+        self.pieces = [text.encode() for text in CONTROL] + list(pieces) + [b""] * unused
+        self.n_vocab = len(self.pieces)
+        self.stop_ids = frozenset({END})
+        self._unused = range(self.n_vocab - unused, self.n_vocab)
+        texts = sorted((p for p in self.pieces[3:] if p), key=len, reverse=True)
+        self._split = re.compile(b"|".join(map(re.escape, texts)))
+        self._control = re.compile("|".join(map(re.escape, CONTROL)))
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        ids = [BOS] if add_special else []
+        if parse_special and self._control.fullmatch(text):
+            return [*ids, CONTROL.index(text)]
+        return ids + [self.pieces.index(p, 3) for p in self._split.findall(text.encode())]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[i] for i in ids if i > 2).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.pieces[token]
+
+    def is_control(self, token: int) -> bool:
+        return token < len(CONTROL)
+
+    def is_unused(self, token: int) -> bool:
+        return token in self._unused
+
+    def detokenizer(self, *, skip_special: bool = False) -> Detokenizer:
+        return Detokenizer(self, skip_special)  # type: ignore[arg-type]
+
+
+class ToyTemplate:
+    """<turn>content for each message, <turn> at the end to ask for the next."""
+
+    def __init__(self, tokenizer: ToyTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.closed = False
+
+    def encode(
+        self, messages: Sequence[Mapping[str, str]], *, variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        ids = [BOS]
+        for message in messages:
+            ids += [TURN, *self.tokenizer.encode(message["content"], add_special=False)]
+        return [*ids, TURN]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class ToySequence:
+    """Tokens only. `recurrent` refuses to rewind, as a state without history would."""
+
+    def __init__(self, context: int, recurrent: bool = False) -> None:
+        self.context = context
+        self.tokens: list[int] = []
+        self.recurrent = recurrent
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def snapshot(self) -> Any:
+        return list(self.tokens)
+
+    def restore(self, snapshot: Any) -> None:
+        self.tokens = list(snapshot)
+
+    def rewind(self, n: int) -> None:
+        if self.recurrent:
+            raise RequestError("this state cannot rewind")
+        assert 0 <= n <= self.length
+        del self.tokens[self.length - n :]
+
+
+def hashed_logits(n_vocab: int) -> Callable[[Sequence[int]], np.ndarray]:
+    """Logits that depend on every token before: a state error anywhere changes what follows."""
+
+    def logits(tokens: Sequence[int]) -> np.ndarray:
+        key = 0
+        for token in tokens:
+            key = (key * 1_000_003 + token + 1) % 2**61
+        row = np.random.default_rng(key).standard_normal(n_vocab) * 2
+        return row.astype(np.float32)
+
+    return logits
+
+
+def scripted_logits(n_vocab: int, start: int, script: Sequence[int]) -> Callable[..., np.ndarray]:
+    """Logits that make greedy decoding emit `script` after a prompt of `start` tokens, then END."""
+
+    def logits(tokens: Sequence[int]) -> np.ndarray:
+        row = np.zeros(n_vocab, dtype=np.float32)
+        index = len(tokens) - start
+        row[script[index] if 0 <= index < len(script) else END] = 9.0
+        return row
+
+    return logits
+
+
+class ToyTarget:
+    """A target over a function from all tokens so far to the next token's logits."""
+
+    def __init__(
+        self,
+        logits: Callable[[Sequence[int]], np.ndarray],
+        context: int = 256,
+        *,
+        recurrent: bool = False,
+        chunk: int = 4,
+    ) -> None:
+        self.logits = logits
+        self.context = context
+        self.recurrent = recurrent
+        self.chunk = chunk
+        self.computed = 0  # rows, prompt included
+        self.states: list[ToySequence] = []
+        self.before_forward: Callable[[], None] = lambda: None
+        self.closed = False
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {"isa": "toy"}
+
+    def new_state(self) -> ToySequence:
+        self.states.append(ToySequence(self.context, self.recurrent))
+        return self.states[-1]
+
+    def forward(self, state: ToySequence, tokens: Sequence[int]) -> np.ndarray:
+        if state.length + len(tokens) > state.context:
+            raise RequestError(f"{state.length} + {len(tokens)} tokens > context {state.context}")
+        self.before_forward()
+        state.tokens += tokens
+        self.computed += len(tokens)
+        return self.logits(state.tokens)[None]
+
+    def prefill(
+        self, state: ToySequence, tokens: Sequence[int], progress: Any = None
+    ) -> np.ndarray:
+        assert tokens, "nothing to prefill"
+        for start in range(0, len(tokens), self.chunk):
+            row = self.forward(state, tokens[start : start + self.chunk])[0]
+            if progress:
+                progress(min(start + self.chunk, len(tokens)), len(tokens))
+        return row
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class BlockDecoder(AutoregressiveDecoder):
+    """Returns several tokens a step, as a speculative decoder would, whatever the limit asks.
+
+    The first step has `offset` tokens, later ones `width`. Inside, every token is a single step.
+    """
+
+    name = "block"
+
+    def __init__(self, target: ToyTarget, width: int, offset: int | None = None) -> None:
+        super().__init__(target)
+        self.width, self.offset = width, offset or width
+        self.dropped = 0
+        self._first_step = True
+
+    def begin(self, *arguments: Any, **more: Any) -> None:
+        self._first_step = True
+        super().begin(*arguments, **more)
+
+    def step(self, limit: int) -> StepResult:
+        count = self.offset if self._first_step else self.width
+        self._first_step = False
+        room = self._state.context - self._state.length
+        steps = [super(BlockDecoder, self).step(limit) for _ in range(max(1, min(count, room)))]
+        return StepResult(
+            tokens=tuple(token for step in steps for token in step.tokens),
+            logprobs=tuple(item for step in steps for item in step.logprobs),
+            path="window",
+            mode="graph",
+            rows=len(steps),
+            drafted=len(steps) - 1,
+            accepted=len(steps) - 1,
+            seconds={"target": sum(step.seconds["target"] for step in steps)},
+        )
+
+    def drop(self, count: int) -> None:
+        self.dropped += count
+        self._history.pop(count)
+        self._state.rewind(count)
