@@ -24,18 +24,28 @@ with atheris.instrument_imports(include=["sparkinfer.gguf", "sparkinfer.quant"])
 
 MEMORY = Path("/dev/shm")
 FOLDER = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-MODEL = Path(FOLDER.name) / "m.gguf"
+NEXT_SHARD = b"\0NEXT SHARD\0"
 
 
 def test_one_input(content: bytes) -> None:
-    MODEL.write_bytes(content)
-    gguf_bytes.use(MODEL)
+    """Use the input as a file, or as a split model where it holds the mark between two shards."""
+    parts = content.split(NEXT_SHARD)[:3]
+    names = ["m.gguf"]
+    if len(parts) > 1:
+        names = [f"m-{i + 1:05d}-of-{len(parts):05d}.gguf" for i in range(len(parts))]
+    paths = [Path(FOLDER.name) / name for name in names]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part)
+    gguf_bytes.use(paths[-1])
 
 
 def seed(corpus: Path) -> None:
     """Fill an empty corpus with a good file and with every bad file of the tests."""
     corpus.mkdir(parents=True, exist_ok=True)
     contents = {"small_model": gguf_bytes.small_model()}
+    for count in (2, 3):
+        shards = [gguf_bytes.small_shard(index, count) for index in range(count)]
+        contents[f"split_in_{count}"] = NEXT_SHARD.join(shards)
     try:
         from test_faults import FAULTS
     except ImportError:  # pytest is not in this environment

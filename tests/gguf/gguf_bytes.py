@@ -95,6 +95,19 @@ def small_model() -> bytes:
     return build(kvs, infos, data)
 
 
+def small_shard(index: int, count: int) -> bytes:
+    """One of `count` files of a split model, each with two tensors."""
+    kvs = [
+        kv("split.no", U16, struct.pack("<H", index)),
+        kv("split.count", U16, struct.pack("<H", count)),
+        kv("split.tensors.count", I32, struct.pack("<i", 2 * count)),
+    ]
+    if index == 0:
+        kvs.append(kv_str("general.architecture", "llama"))
+    infos = [tensor(f"{index}.{name}", (8,), 0, 32 * place) for place, name in enumerate("ab")]
+    return build(kvs, infos, bytes(64))
+
+
 def use(path: Path) -> SparkError | None:
     """Open a file and read everything in it. Returns the error of a bad file; others propagate."""
     try:

@@ -320,6 +320,16 @@ def test_row14_plain_values(kind: int, bits: str, tmp_path: Path) -> None:
         open_gguf(path, check_tensors=True)
 
 
+def test_empty_array_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "模型.gguf"
+    for kind in (STRING, BOOL, F32):
+        path.write_bytes(build([kv_array("a.b", kind, 0, b"")]))
+        assert dict(open_gguf(path).metadata) == {"a.b": []}
+    path.write_bytes(b"no model")
+    with pytest.raises(GGUFError, match="模型.gguf' at byte 0: not a GGUF file"):
+        open_gguf(path)
+
+
 def test_version_2_and_no_tensors(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(build([kv_u32("a.b", 3)], version=2))

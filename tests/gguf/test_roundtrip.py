@@ -1,11 +1,12 @@
 """What `write_gguf` writes, both our reader and the PyPI reader read; what the writer refuses."""
 
+import time
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
-import gguf
 from sparkinfer.errors import GGUFError, UnsupportedError
 from sparkinfer.gguf import Typed, open_gguf, write_gguf
 from sparkinfer.quant.formats import KNOWN_TYPES
@@ -168,3 +169,21 @@ def test_decoders(tmp_path: Path) -> None:
         file.require_decodable()
     with pytest.raises(GGUFError, match="has no tensor 'none'"):
         file.data("none")
+
+
+def test_a_vocabulary_of_152k_tokens_opens_at_once(tmp_path: Path) -> None:
+    """In 0.3 s of processor time; wall time depends on what else the machine does."""
+    path = tmp_path / "m.gguf"
+    metadata = {
+        "tokenizer.ggml.tokens": [f"token{i}" for i in range(151_936)],
+        "tokenizer.ggml.merges": [f"to ken{i}" for i in range(150_000)],
+        "tokenizer.ggml.token_type": Typed([1] * 151_936, "int32"),
+    }
+    write_gguf(path, metadata)
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()
+        file = open_gguf(path)
+        seconds.append(time.process_time() - start)
+    assert file.metadata["tokenizer.ggml.merges"] == metadata["tokenizer.ggml.merges"]
+    assert min(seconds) < 0.3, seconds

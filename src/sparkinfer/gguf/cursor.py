@@ -17,7 +17,7 @@ _U64 = struct.Struct("<Q")
 
 def show(text: object, limit: int = 80) -> str:
     """Return `text` quoted, on one line and at most about `limit` characters long."""
-    quoted = ascii(str(text))
+    quoted = repr(str(text))
     return quoted if len(quoted) <= limit else f"{quoted[: limit - 4]}...{quoted[0]}"
 
 

@@ -163,6 +163,8 @@ def _read_strings(cursor: Cursor, key: str, count: int) -> list[str]:
     Blanking the eight length bytes of every string leaves text with eight NULs before each item,
     so checking it for UTF-8 as a whole checks every item, and splitting it is one call.
     """
+    if count == 0:
+        return []
     begin = cursor.pos
     starts = _string_starts(cursor, key, count)
     region = np.frombuffer(cursor.data, np.uint8, cursor.pos - begin, begin).copy()
