@@ -61,7 +61,7 @@ def test_default_threads(
 def test_a_memory_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_limit", lambda: 1000)
     assert machine.memory_total() == 1000
-    assert machine.memory_available() == 0
+    assert machine.available_memory() == 0
     monkeypatch.setattr(machine, "memory_limit", lambda: None)
-    assert 0 < machine.memory_available() <= machine.memory_total()
+    assert 0 < machine.available_memory() <= machine.memory_total()
     assert machine.cpu_model()

@@ -80,21 +80,23 @@ def test_the_block_of_a_record_is_plain() -> None:
     assert isinstance(block["cache_dir"]["value"], str)
 
 
-def test_the_process_resolves_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_current", None)
-    first = module.current()
-    assert module.current() is first
-    assert module.configure({"threads": "5"}) is module.current()
-    assert module.current().integer("threads") == 5
-
-
 def test_the_page_is_current() -> None:
     assert PAGE.read_text() == markdown(), "run: make options-doc"
 
 
 def test_a_registry_imports_on_first_use_and_lists_what_it_knows() -> None:
-    registry = Registry("colour", {"pi": "math:pi", "none": "no_such_module:x"})
-    assert registry.load("pi") > 3
-    assert "pi" in registry and len(registry) == 2
-    with pytest.raises(UnsupportedError, match="unknown colour 'tau'; known: none, pi"):
-        registry.load("tau")
+    registry = Registry("number", {"pi": "math:pi", "none": "no_such_module:x", "math": "math"})
+    assert registry.get("pi") == registry.get("math").pi
+    assert "pi" in registry and list(registry) == ["pi", "none", "math"] and len(registry) == 3
+    for ask in (registry.get, registry.target):
+        with pytest.raises(UnsupportedError, match="unknown number 'tau'; known: math, none, pi"):
+            ask("tau")
+
+
+def test_flags_of_the_process_hold_for_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_flags", {})
+    monkeypatch.setenv("SPARKINFER_THREADS", "2")
+    module.configure({"threads": "5", "isa": "portable", "context": None})
+    assert resolve({}).integer("threads") == 5
+    later = resolve({"threads": 6, "isa": None})
+    assert (later.integer("threads"), later.text("isa")) == (6, "portable")

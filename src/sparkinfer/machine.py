@@ -80,7 +80,7 @@ def default_threads() -> int:
     return cores if quota is None else max(1, min(cores, math.floor(quota)))
 
 
-def memory_available() -> int:
+def available_memory() -> int:
     """Return the bytes that can be allocated now without swapping, the group's limit included."""
     available = int(psutil.virtual_memory().available)
     limit = memory_limit()

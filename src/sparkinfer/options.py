@@ -82,7 +82,7 @@ OPTIONS: tuple[Option, ...] = (
         ("-c", "--context", "--ctx-size"),
         "Tokens a sequence may hold, prompt and answer together; memory is set aside for them.",
         bounds=(1, 2**24),
-        shown="the model's own, as far as memory allows",
+        shown="the model's own, at most 8192",
     ),
     Option(
         "activations",
@@ -187,20 +187,30 @@ class Options:
         }
 
 
-def resolve(flags: Mapping[str, Value], environ: Mapping[str, str] | None = None) -> Options:
-    """Return every option's value: flag, else environment, else default.
+_flags: dict[str, Value] = {}  # of this process
 
-    flags: option name -> value, None where the flag was not given.
+
+def resolve(flags: Mapping[str, Value], environ: Mapping[str, str] | None = None) -> Options:
+    """Return every option's value: flag, else the process's flag, else environment, else default.
+
+    flags: option name -> value, None where none was given. `environ` (for tests) stands for
+    all of the process: its flags and its environment.
     Raises: OptionError on an unknown `SPARKINFER_` name or a value that is not accepted.
     """
-    environ = os.environ if environ is None else environ
+    given = _given(flags)
+    if environ is None:
+        environ, given = os.environ, {**_flags, **given}
     _refuse_unknown(environ)
-    return Options(tuple(_setting(option, flags, environ) for option in OPTIONS))
+    return Options(tuple(_setting(option, given, environ) for option in OPTIONS))
+
+
+def _given(flags: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _setting(option: Option, flags: Mapping[str, Value], environ: Mapping[str, str]) -> Setting:
-    if (value := flags.get(option.name)) is not None:
-        return Setting(option, _checked(option, value, option.flag[-1]), "flag")
+    if option.name in flags:
+        return Setting(option, _checked(option, flags[option.name], option.flag[-1]), "flag")
     if text := environ.get(option.env):
         return Setting(option, _checked(option, text, option.env), "env")
     default = option.default() if callable(option.default) else option.default
@@ -250,19 +260,14 @@ def _path(text: str) -> Path | None:
         return None
 
 
-_current: Options | None = None
-
-
 def configure(flags: Mapping[str, Value]) -> Options:
-    """Resolve this process's options. The command line calls it before anything asks for one."""
-    global _current
-    _current = resolve(flags)
-    return _current
+    """Resolve this process's options; its flags hold for every later `resolve`.
 
-
-def current() -> Options:
-    """Return this process's options; a program that never called `configure` has no flags."""
-    return _current if _current is not None else configure({})
+    The command line calls it once, before anything asks for an option.
+    """
+    _flags.clear()
+    _flags.update(_given(flags))
+    return resolve({})
 
 
 def child_environment(**extra: str) -> dict[str, str]:

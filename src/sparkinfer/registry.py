@@ -1,4 +1,4 @@
-"""Tables of name -> "module:attribute": what is registered is imported when it is asked for."""
+"""Tables of name -> "module" or "module:attribute", imported when it is asked for."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -7,11 +7,8 @@ from typing import Any
 from sparkinfer.errors import SparkError, UnsupportedError
 
 
-class Registry(Mapping[str, str]):
-    """A fixed table of lazily imported things of one kind.
-
-    `registry[name]` is the target as text, `registry.load(name)` the object itself.
-    """
+class Registry:
+    """A fixed table of lazily imported things of one kind; iterates over the names."""
 
     def __init__(
         self,
@@ -19,19 +16,9 @@ class Registry(Mapping[str, str]):
         targets: Mapping[str, str],
         error: type[SparkError] = UnsupportedError,
     ) -> None:
-        for name, target in targets.items():
-            module, colon, attribute = target.partition(":")
-            assert module and colon and attribute, f"{kind} {name}: {target!r}"
         self.kind = kind
         self._targets = dict(targets)
         self._error = error
-
-    def __getitem__(self, name: str) -> str:
-        """Return "module:attribute". Raises the registry's error, which lists the known names."""
-        if name not in self._targets:
-            known = ", ".join(sorted(self._targets)) or "none"
-            raise self._error(f"unknown {self.kind} {name!r}; known: {known}")
-        return self._targets[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._targets
@@ -42,7 +29,15 @@ class Registry(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._targets)
 
-    def load(self, name: str) -> Any:
-        """Import the module on first use and return the attribute."""
-        module, _, attribute = self[name].partition(":")
-        return getattr(import_module(module), attribute)
+    def target(self, name: str) -> str:
+        """Return what `name` stands for, as text. Raises: the registry's error with all names."""
+        if name not in self._targets:
+            known = ", ".join(sorted(self._targets)) or "none"
+            raise self._error(f"unknown {self.kind} {name!r}; known: {known}")
+        return self._targets[name]
+
+    def get(self, name: str) -> Any:
+        """Import the module and return it, or its attribute. Raises: as `target`."""
+        module, _, attribute = self.target(name).partition(":")
+        imported = import_module(module)
+        return getattr(imported, attribute) if attribute else imported

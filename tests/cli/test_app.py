@@ -17,12 +17,6 @@ def run(*arguments: str) -> int:
     return app.main(arguments)
 
 
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SPARKINFER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("SPARKINFER_MODEL_DIR", str(tmp_path / "models"))
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["bench", "--help"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     program = (

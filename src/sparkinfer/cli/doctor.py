@@ -111,7 +111,7 @@ def _load() -> Finding:
 def _memory() -> Iterator[Finding]:
     limit = machine.memory_limit()
     yield Finding("memory", "total", _gib(machine.memory_total()))
-    yield Finding("memory", "available", _gib(machine.memory_available()))
+    yield Finding("memory", "available", _gib(machine.available_memory()))
     yield Finding("memory", "limit", "none" if limit is None else f"{_gib(limit)} (control group)")
 
 
@@ -168,7 +168,7 @@ def _model(model: str, options: Options) -> Iterator[Finding]:
     with open_gguf(path) as file:
         needed = sum(info.n_bytes for info in file.tensors.values())
         architecture = file.architecture
-    available = machine.memory_available()
+    available = machine.available_memory()
     short = f"{_gib(needed)} of weights and {_gib(available)} available: pull a smaller quant"
     yield Finding("model", "file", f"{path} ({architecture})")
     yield Finding("model", "weights", _gib(needed), short if needed > available else "")

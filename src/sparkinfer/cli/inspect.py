@@ -95,7 +95,7 @@ def _why_not(file: "GGUFFile") -> str:
     from sparkinfer.models import ARCHITECTURES
 
     try:
-        ARCHITECTURES[file.architecture]
+        ARCHITECTURES.target(file.architecture)
         file.require_decodable(list(file.tensors))
     except SparkError as error:
         return f"no: {error}"
