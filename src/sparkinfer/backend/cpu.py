@@ -94,9 +94,12 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, isa: Isa, threads: int) -> None:
+    def __init__(self, isa: Isa, threads: int, *, wide_cache: bool = False) -> None:
+        """`wide_cache`: keys and values are kept as float32 instead of float16."""
         self.isa = isa
         self.threads = threads
+        self.wide_cache = wide_cache
+        self._scratch: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
         self._control = aligned(8 * executor.CONTROL_WORDS)
         self._address = int(self._control.ctypes.data)
         self._run: Callable[..., None] = executor.RUN.native(2)
@@ -132,6 +135,13 @@ class CpuBackend:
         raw = aligned(size * copies)
         array = raw[: rows * stride].view(dtype).reshape(rows, stride // item)[:, :width]
         return Buffer(array, int(raw.ctypes.data), rows, width, stride, size if private else 0)
+
+    def shared_scratch(self, name: str, n_bytes: int) -> int:
+        """Address of at least `n_bytes` that live as long as the backend; the same for equal names and sizes."""
+        kept = self._scratch.setdefault(name, [])
+        if not kept or kept[-1].size < n_bytes:
+            kept.append(aligned(n_bytes))
+        return int(kept[-1].ctypes.data)
 
     def activation(self, rows: int, width: int, *, quantised: bool, private: bool = False) -> Activation:
         """Memory for the input of a matrix product; `quantised` adds the int8 form (width a multiple of 32)."""

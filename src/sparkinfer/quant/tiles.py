@@ -82,7 +82,9 @@ LAYOUTS = {
 }
 
 
-def pack(format_name: str, blocks: NDArray[np.uint8], rows: int, columns: int, lanes: int) -> NDArray[np.uint8]:
+def pack(
+    format_name: str, blocks: NDArray[np.uint8], rows: int, columns: int, lanes: int
+) -> NDArray[np.uint8]:
     """Repack `rows` x `columns` weights given as GGUF blocks [n, block_bytes]; returns [tiles, tile_bytes].
 
     Raises ShapeError when the columns are no whole number of blocks.
@@ -90,7 +92,9 @@ def pack(format_name: str, blocks: NDArray[np.uint8], rows: int, columns: int, l
     layout = LAYOUTS[format_name]
     block_size = QUANT_FORMATS[format_name].block_size
     if columns % block_size:
-        raise ShapeError(f"{format_name} rows have a multiple of {block_size} columns, not {columns}")
+        raise ShapeError(
+            f"{format_name} rows have a multiple of {block_size} columns, not {columns}"
+        )
     if layout.floats:
         return _pack_floats(layout, blocks, rows, columns, lanes)
     codes = unpack(format_name, blocks)
@@ -98,7 +102,9 @@ def pack(format_name: str, blocks: NDArray[np.uint8], rows: int, columns: int, l
     out = np.zeros((tiles, layout.tile_bytes(columns, lanes)), np.uint8)
     scales = layout.scale_area(columns // 32, lanes)
     records = columns // (32 * layout.blocks)
-    out[:, : records * layout.record_bytes(lanes)] = _scale_area(layout, codes, rows, records, lanes)
+    out[:, : records * layout.record_bytes(lanes)] = _scale_area(
+        layout, codes, rows, records, lanes
+    )
     packed = _code_area(layout, codes.q, rows, columns, lanes)
     out[:, scales : scales + packed.shape[1]] = packed
     return out
@@ -113,7 +119,9 @@ def _by_tile(values: NDArray[Any], rows: int, lanes: int) -> NDArray[Any]:
     return values.reshape(tiles, lanes, *values.shape[1:])
 
 
-def _pack_floats(layout: TileLayout, blocks: NDArray[np.uint8], rows: int, columns: int, lanes: int) -> NDArray[np.uint8]:
+def _pack_floats(
+    layout: TileLayout, blocks: NDArray[np.uint8], rows: int, columns: int, lanes: int
+) -> NDArray[np.uint8]:
     kind = np.float32 if layout.bits == 32 else np.uint16
     values = _by_tile(np.ascontiguousarray(blocks).view(kind).reshape(rows, columns), rows, lanes)
     packed = np.ascontiguousarray(values.transpose(0, 2, 1)).view(np.uint8).reshape(len(values), -1)
@@ -122,7 +130,9 @@ def _pack_floats(layout: TileLayout, blocks: NDArray[np.uint8], rows: int, colum
     return out
 
 
-def _scale_area(layout: TileLayout, codes: Codes, rows: int, records: int, lanes: int) -> NDArray[np.uint8]:
+def _scale_area(
+    layout: TileLayout, codes: Codes, rows: int, records: int, lanes: int
+) -> NDArray[np.uint8]:
     parts = [codes.d.reshape(rows, records, 1).view(np.uint8)]
     if layout.minimum:
         assert codes.m is not None
@@ -131,7 +141,9 @@ def _scale_area(layout: TileLayout, codes: Codes, rows: int, records: int, lanes
     if layout.sub_scales:
         assert codes.scales is not None
         subs = [codes.scales] + ([codes.mins] if codes.mins is not None else [])
-        columns += [_lane_items(s.view(np.uint8).reshape(rows, records, -1, 1), rows, lanes) for s in subs]
+        columns += [
+            _lane_items(s.view(np.uint8).reshape(rows, records, -1, 1), rows, lanes) for s in subs
+        ]
     return np.concatenate(columns, axis=2).reshape(-1, records * layout.record_bytes(lanes))
 
 
@@ -141,7 +153,9 @@ def _lane_items(values: NDArray[np.uint8], rows: int, lanes: int) -> NDArray[np.
     return np.ascontiguousarray(tiled).reshape(tiled.shape[0], tiled.shape[1], -1)
 
 
-def _code_area(layout: TileLayout, q: NDArray[np.uint8], rows: int, columns: int, lanes: int) -> NDArray[np.uint8]:
+def _code_area(
+    layout: TileLayout, q: NDArray[np.uint8], rows: int, columns: int, lanes: int
+) -> NDArray[np.uint8]:
     blocks = columns // 32
     tiled = _by_tile(q.reshape(rows, blocks, 8, 4), rows, lanes).transpose(0, 2, 3, 1, 4)
     tiled = np.ascontiguousarray(tiled)  # [tiles, blocks, 8, lanes, 4]
@@ -155,6 +169,9 @@ def _code_area(layout: TileLayout, q: NDArray[np.uint8], rows: int, columns: int
         planes.append(np.bitwise_or.reduce(high << shifts, axis=2, keepdims=True))
     elif layout.bits == 6:
         shifts = np.array([0, 2, 4, 6], np.uint8)[:, None, None]
-        halves = [np.bitwise_or.reduce(high[:, :, h : h + 4] << shifts, axis=2, keepdims=True) for h in (0, 4)]
+        halves = [
+            np.bitwise_or.reduce(high[:, :, h : h + 4] << shifts, axis=2, keepdims=True)
+            for h in (0, 4)
+        ]
         planes += halves
     return np.concatenate(planes, axis=2).reshape(tiles, -1)

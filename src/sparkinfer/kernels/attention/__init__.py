@@ -1,0 +1,27 @@
+"""Causal attention over the key/value cache."""
+
+from sparkinfer.backend.base import Activation, Buffer, Recorder
+from sparkinfer.kernels.shapes import Heads
+from sparkinfer.kernels.select import select
+
+SPLIT = 256  # positions of one partial result; boundaries are absolute, so they never depend on the length or the width
+ROW_BLOCK = 4  # rows that share the reads of keys and values
+
+
+def attention(
+    recorder: Recorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int
+) -> None:
+    """Record out[r] = softmax(q[r] k^T / sqrt(head_size)) v over positions 0 .. position + r.
+
+    Shapes: q rows x heads x head_size (rotated), out rows x heads x head_size; `gate` is the q projection of a gated
+    layer (query, gate inside each head): the result is multiplied by sigmoid(gate).
+    Query head h reads kv head h // (heads / kv_heads). `context` bounds position + rows.
+    Pinned: softmax inside splits of SPLIT positions at absolute boundaries, merged in order with the overall maximum.
+    """
+    select("attention", recorder.backend)(recorder, q, shape, params, gate, out, context)
+
+
+def chunks(position: int, rows: int, kv_heads: int) -> int:
+    """Chunks of the attention phase for `rows` rows after `position` tokens: splits x row blocks x kv heads."""
+    splits = -(-(position + rows) // SPLIT)
+    return splits * -(-rows // ROW_BLOCK) * kv_heads

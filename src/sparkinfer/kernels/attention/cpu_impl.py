@@ -1,0 +1,239 @@
+"""CPU form of `attention`: partial results per (split, row block, kv head), then a merge per row and head.
+
+A partial result is head_size floats, the split's maximum and its sum of exponentials (padded to 16 floats).
+"""
+
+import functools
+import numpy as np
+from numba import njit
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.compiled import Kernel, job
+from sparkinfer.backend.cpu import CpuRecorder, Job
+from sparkinfer.backend.simd import (
+    exp,
+    fma,
+    keep_below,
+    load,
+    load_f32,
+    load_i64,
+    max_lanes,
+    maximum,
+    splat,
+    store,
+    store_f32,
+    store_i64,
+    sum_lanes,
+)
+from sparkinfer.kernels.attention import ROW_BLOCK, SPLIT
+from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
+from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
+from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
+from sparkinfer.kernels.shapes import Heads
+from sparkinfer.kernels.run_params import ATTENTION_CHUNKS, HEAD_BYTES, KEYS, POSITION, VALUES
+
+_ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
+_QUERIES = 4
+
+
+@njit(error_model="numpy")
+def _softmax(scores: int, count: int, tiles: int, result: int) -> None:
+    """Exponentials of `count` scores in place (zero up to 16 x tiles); writes maximum and sum at `result`."""
+    top = splat(_LOW)
+    for t in range(tiles):
+        top = maximum(top, keep_below(count - 16 * t, load(scores + 64 * t), splat(_LOW)))
+    peak = max_lanes(top)
+    total = splat(_ZERO)
+    for t in range(tiles):
+        value = exp(load(scores + 64 * t) - splat(peak))
+        value = keep_below(count - 16 * t, value, splat(_ZERO))
+        store(scores + 64 * t, value)
+        total = total + value
+    store_f32(result, peak)
+    store_f32(result + 4, sum_lanes(total))
+
+
+@njit(error_model="numpy")
+def _scores(n: int, wide: int, q: int, keys: int, size: int, out: int) -> None:
+    """One tile of 16 positions for n = 1..4 queries."""
+    if wide:
+        if n == 4:
+            score_tile(4, 1, q, keys, size, out, SPLIT * 4)
+        elif n == 3:
+            score_tile(3, 1, q, keys, size, out, SPLIT * 4)
+        elif n == 2:
+            score_tile(2, 1, q, keys, size, out, SPLIT * 4)
+        else:
+            score_tile(1, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 4:
+        score_tile(4, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 3:
+        score_tile(3, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 2:
+        score_tile(2, 0, q, keys, size, out, SPLIT * 4)
+    else:
+        score_tile(1, 0, q, keys, size, out, SPLIT * 4)
+
+
+@njit(error_model="numpy")
+def _weighted(n: int, wide: int, weights: int, values: int, row_bytes: int, count: int, out: int, out_stride: int) -> None:
+    """16 dimensions of the weighted sum of `count` values for n = 1..4 queries."""
+    if wide:
+        if n == 4:
+            value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        elif n == 3:
+            value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        elif n == 2:
+            value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        else:
+            value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+    elif n == 4:
+        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+    elif n == 3:
+        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+    elif n == 2:
+        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+    else:
+        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+
+
+@njit(error_model="numpy")
+def _group(
+    n: int, wide: int, q: int, keys: int, values: int, size: int, counts: int, most: int, scores: int, results: int
+) -> None:
+    """n queries at `q`; `counts` holds an int64 per query (positions seen), `results` a partial result per query."""
+    tiles = (most + 15) >> 4
+    item = 4 if wide else 2
+    result_bytes = (size + 16) * 4
+    for t in range(tiles):
+        _scores(n, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
+    for i in range(n):
+        _softmax(scores + i * SPLIT * 4, load_i64(counts + 8 * i), tiles, results + i * result_bytes + 4 * size)
+    for d in range(0, size, 16):
+        _weighted(n, wide, scores, values + d * item, size * item, most, results + 4 * d, result_bytes)
+
+
+@functools.cache
+def _partial_job(wide: int) -> Kernel:
+    item = 4 if wide else 2
+
+    @job
+    def attention_partial(args, chunk, thread):  # type: ignore[no-untyped-def]
+        params, rows = load_i64(args + 24), load_i64(args + 32)
+        heads, kv_heads, size = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64)
+        head = chunk % kv_heads
+        rest = chunk // kv_heads
+        row_blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
+        block, split = rest % row_blocks, rest // row_blocks
+        position = load_i64(params + POSITION)
+        per_kv = heads // kv_heads
+        start = split * SPLIT
+        plane = load_i64(params + HEAD_BYTES)
+        offset = (load_i64(args + 40) * kv_heads + head) * plane + start * size * item
+        keys, values = load_i64(params + KEYS) + offset, load_i64(params + VALUES) + offset
+        scratch = load_i64(args + 72) + thread * load_i64(args + 80)
+        queries, scores = scratch, scratch + _QUERIES * size * 4
+        results = scores + _QUERIES * SPLIT * 4
+        counts = results + _QUERIES * (size + 16) * 4
+        total = min(rows - block * ROW_BLOCK, ROW_BLOCK) * per_kv
+        scale = splat(load_f32(args + 88))
+        result_bytes = (size + 16) * 4
+        splits = load_i64(args + 96)
+        for first in range(0, total, _QUERIES):
+            n = min(_QUERIES, total - first)
+            most = 0
+            for i in range(n):
+                row = block * ROW_BLOCK + (first + i) // per_kv
+                source = load_i64(args) + row * load_i64(args + 8) + (head * per_kv + (first + i) % per_kv) * size * 4
+                for d in range(0, size * 4, 64):
+                    store(queries + i * size * 4 + d, load(source + d) * scale)
+                seen = min(SPLIT, position + row + 1 - start)
+                store_i64(counts + 8 * i, seen)
+                most = max(most, seen)
+            if most <= 0:
+                continue
+            _group(n, wide, queries, keys, values, size, counts, most, scores, results)
+            for i in range(n):
+                if load_i64(counts + 8 * i) > 0:
+                    row = block * ROW_BLOCK + (first + i) // per_kv
+                    query_head = head * per_kv + (first + i) % per_kv
+                    target = load_i64(args + 16) + ((row * heads + query_head) * splits + split) * result_bytes
+                    for d in range(0, result_bytes, 64):
+                        store(target + d, load(results + i * result_bytes + d))
+
+    return attention_partial
+
+
+@njit(error_model="numpy")
+def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> None:
+    """Combine `used` partial results in order; `gate` (0: none) is size floats."""
+    result_bytes = (size + 16) * 4
+    peak = load_f32(partial + 4 * size)
+    for s in range(1, used):
+        peak = max(peak, load_f32(partial + s * result_bytes + 4 * size))
+    total = _ZERO
+    for s in range(used):
+        at = partial + s * result_bytes + 4 * size
+        weight = max_lanes(exp(splat(load_f32(at) - peak)))
+        total = weight * load_f32(at + 4) + total
+    inverse = splat(_ONE / total)
+    for d in range(0, 4 * size, 64):
+        value = splat(_ZERO)
+        for s in range(used):
+            at = partial + s * result_bytes
+            value = fma(exp(splat(load_f32(at + 4 * size) - peak)), load(at + d), value)
+        value = value * inverse
+        if gate != 0:
+            value = value / (splat(_ONE) + exp(splat(_ZERO) - load(gate + d)))
+        store(target + d, value)
+
+
+@njit(error_model="numpy")
+def _merge_row(args: int, row: int, thread: int) -> None:
+    params, heads, size, splits = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64), load_i64(args + 72)
+    used = (load_i64(params + POSITION) + row) // SPLIT + 1
+    target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)
+    gate = load_i64(args + 88)
+    for head in range(heads):
+        partial = load_i64(args + 40) + (row * heads + head) * splits * (size + 16) * 4
+        gate_head = gate + row * load_i64(args + 96) + (2 * head + 1) * size * 4 if gate != 0 else 0
+        _merge_head(partial, size, used, gate_head, target + head * size * 4)
+    if load_i64(args + 24) != 0:
+        q8 = load_i64(args + 24) + thread * load_i64(args + 32)
+        quantise_row(q8, heads * size >> 5, load_i64(args + 80), row, target)
+
+
+@job
+def merge_job(args: int, chunk: int, thread: int) -> None:
+    _merge_row(args, chunk, thread)
+
+
+@job
+def merge_all_job(args: int, chunk: int, thread: int) -> None:
+    for row in range(load_i64(args + 80)):
+        _merge_row(args, row, thread)
+
+
+def record(
+    recorder: CpuRecorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int
+) -> None:
+    rows, size = recorder.rows, shape.head_size
+    splits = -(-context // SPLIT)
+    result = (size + 16) * 4
+    partial = recorder.owner.shared_scratch("attention", rows * shape.heads * splits * result)
+    scratch_bytes = _QUERIES * (size * 4 + SPLIT * 4 + result + 16) + 64
+    scratch = recorder.owner.shared_scratch("attention threads", recorder.owner.threads * scratch_bytes)
+    args = (
+        q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
+        scratch, scratch_bytes, float_bits(size**-0.5), splits,
+    )  # fmt: skip
+    kernel = _partial_job(int(recorder.owner.wide_cache))
+    recorder.phase([Job(kernel, args, 1, params.address + ATTENTION_CHUNKS)])
+    merge = (
+        *activation_args(out, rows), partial, params.address, shape.heads, size, splits, rows,
+        gate.address if gate else 0, gate.stride if gate else 0,
+    )  # fmt: skip
+    if recorder.prefers_prologue:
+        recorder.prologue(Job(merge_all_job, merge, 1))
+    else:
+        recorder.phase([Job(merge_job, merge, rows)])

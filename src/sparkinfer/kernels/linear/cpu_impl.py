@@ -1,0 +1,101 @@
+"""CPU form of `linear`: each chunk is a run of tiles, taken for all rows while its weights are in cache."""
+
+from collections.abc import Sequence
+
+from numba import njit
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.compiled import job
+from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuRecorder, Job
+from sparkinfer.backend.simd import call_tiles, load_i64
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+from sparkinfer.kernels.linear.weights import PackedWeight
+
+_CHUNK_BYTES = 48 * 1024  # weight bytes a chunk should read: small enough to balance, large enough to hide the claim
+_MAX_CHUNKS = 256
+_CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
+
+
+def tile_functions(weight: PackedWeight, rows: int, isa: str) -> tuple[int, int]:
+    """Addresses of the kernels for full groups of 8 rows and for the remaining rows (0 where not needed)."""
+    full = tile_kernel(weight.format_name, GROUP, isa, weight.lanes).address if rows >= GROUP else 0
+    rest = tile_kernel(weight.format_name, rows % GROUP, isa, weight.lanes).address if rows % GROUP else 0
+    return full, rest
+
+
+def input_args(x: Activation, weight: PackedWeight) -> tuple[int, int, int]:
+    """Address, distance of the threads' copies and distance of the row groups of what `weight` reads."""
+    if not weight.quantised:
+        return x.f32.address, x.f32.thread_stride, GROUP * x.f32.stride
+    assert x.q8 is not None, "a quantised weight needs a quantised activation"
+    return x.q8.address, x.q8.thread_stride, GROUP * Q8_RECORD * weight.blocks
+
+
+def chunks_of(weight: PackedWeight) -> int:
+    return max(1, min(weight.tiles, _MAX_CHUNKS, weight.expert_bytes // _CHUNK_BYTES))
+
+
+@njit(error_model="numpy")
+def run_tiles(
+    weight: int, tile_bytes: int, panel: int, group_stride: int, blocks: int,
+    out: int, stride: int, tiles: int, rows: int, full: int, rest: int, add: int, lanes: int,
+) -> None:  # fmt: skip
+    """`tiles` tiles for all rows, in batches that stay in the L1 cache when there are several row groups."""
+    groups = rows >> 3
+    batch = tiles if rows <= 8 else max(1, _CACHE_BYTES // tile_bytes)
+    done = 0
+    while done < tiles:
+        count = min(batch, tiles - done)
+        w = weight + done * tile_bytes
+        o = out + done * lanes * 4
+        p = panel
+        for _ in range(groups):
+            call_tiles(full, w, p, blocks, o, stride, count, add)
+            p += group_stride
+            o += stride * 8
+        if rest != 0:
+            call_tiles(rest, w, p, blocks, o, stride, count, add)
+        done += count
+
+
+@job
+def linear_job(args: int, chunk: int, thread: int) -> None:
+    tiles, chunks = load_i64(args + 64), load_i64(args + 72)
+    first = tiles * chunk // chunks
+    last = tiles * (chunk + 1) // chunks
+    tile_bytes, lanes = load_i64(args + 8), load_i64(args + 112)
+    run_tiles(
+        load_i64(args) + first * tile_bytes,
+        tile_bytes,
+        load_i64(args + 16) + thread * load_i64(args + 24),
+        load_i64(args + 32),
+        load_i64(args + 40),
+        load_i64(args + 48) + first * lanes * 4,
+        load_i64(args + 56),
+        last - first,
+        load_i64(args + 80),
+        load_i64(args + 88),
+        load_i64(args + 96),
+        load_i64(args + 104),
+        lanes,
+    )
+
+
+def linear_jobs(recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool) -> Job:
+    """The job of one product, for phases that combine several."""
+    assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
+    full, rest = tile_functions(weight, recorder.rows, recorder.owner.isa.name)
+    panel, thread_stride, group_stride = input_args(x, weight)
+    chunks = chunks_of(weight)
+    args = (
+        weight.address, weight.tile_bytes, panel, thread_stride, group_stride, weight.blocks,
+        out.address, out.stride, weight.tiles, chunks, recorder.rows, full, rest, int(add), weight.lanes,
+    )  # fmt: skip
+    return Job(linear_job, args, chunks)
+
+
+def record(
+    recorder: CpuRecorder, x: Activation, weights: Sequence[PackedWeight], out: Sequence[Buffer], *, add: bool
+) -> None:
+    pairs = zip(weights, out, strict=True)
+    recorder.phase([linear_jobs(recorder, x, weight, target, add) for weight, target in pairs])

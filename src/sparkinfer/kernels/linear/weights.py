@@ -1,0 +1,59 @@
+"""A packed weight matrix of the CPU backend."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import aligned
+from sparkinfer.quant.tiles import LAYOUTS, pack
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """`outputs` x `inputs` weights as tiles; `experts` matrices one after the other (1 for an ordinary weight)."""
+
+    format_name: str
+    outputs: int
+    inputs: int
+    lanes: int
+    tiles: int
+    tile_bytes: int
+    address: int
+    array: NDArray[np.uint8]
+    experts: int = 1
+
+    @property
+    def quantised(self) -> bool:
+        return not LAYOUTS[self.format_name].floats
+
+    @property
+    def blocks(self) -> int:
+        """What the tile kernels count: blocks of 32 columns, or columns for float formats."""
+        return self.inputs // 32 if self.quantised else self.inputs
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.tiles * self.tile_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        return self.experts * self.expert_bytes
+
+    @property
+    def padded_outputs(self) -> int:
+        """Columns the result buffer must have."""
+        return self.tiles * self.lanes
+
+
+def pack_weight(format_name: str, blocks: Any, outputs: int, inputs: int, lanes: int, experts: int = 1) -> PackedWeight:
+    """Pack GGUF blocks (uint8, experts x outputs x inputs values). Raises ShapeError for a bad row length."""
+    tiles = -(-outputs // lanes)
+    tile_bytes = LAYOUTS[format_name].tile_bytes(inputs, lanes)
+    array = aligned(experts * tiles * tile_bytes + 4096)
+    per_expert = blocks.reshape(experts, -1, blocks.shape[-1])
+    target = array[: experts * tiles * tile_bytes].reshape(experts, tiles, tile_bytes)
+    for index in range(experts):
+        target[index] = pack(format_name, per_expert[index], outputs, inputs, lanes)
+    return PackedWeight(format_name, outputs, inputs, lanes, tiles, tile_bytes, int(array.ctypes.data), array, experts)

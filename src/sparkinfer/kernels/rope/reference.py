@@ -1,0 +1,31 @@
+"""Numpy specification of the rotation in `rope`."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.kernels.rms_norm.reference import rms_norm
+
+
+def angles(positions: int, rotated: int, base: float, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Table of positions x rotated: cosines, then sines, of position * base^(-2j / rotated) / divisors[j]."""
+    frequency = base ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+    if divisors is not None:
+        frequency = frequency / divisors
+    angle = np.arange(positions, dtype=np.float64)[:, None] * frequency
+    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+
+
+def rope(
+    x: NDArray[np.float32], table: NDArray[np.float32], interleaved: bool, norm: NDArray[np.float32] | None, eps: float
+) -> NDArray[np.float32]:
+    """x rows x heads x head_size, table rows x rotated (the rows of the positions); the rotated x."""
+    if norm is not None:
+        x = rms_norm(x, norm, eps)
+    half = table.shape[1] // 2
+    cos, sin = table[:, None, :half], table[:, None, half:]
+    out = x.copy()
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., first] * sin + x[..., second] * cos
+    return out

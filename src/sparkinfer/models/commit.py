@@ -1,0 +1,15 @@
+"""The tape that applies recorded rows of a verified window to the recurrent layers."""
+
+from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.cpu import CpuBackend, CpuTape
+from sparkinfer.kernels.conv import commit_conv
+from sparkinfer.kernels.gated_delta import commit_delta
+from sparkinfer.kernels.shapes import RecurrentShape
+
+
+def commit_tape(backend: CpuBackend, shape: RecurrentShape, params: Buffer) -> CpuTape:
+    """Record the commit; how many rows it applies is read from the run parameters."""
+    recorder = backend.recorder(1)
+    commit_conv(recorder, shape, params)
+    commit_delta(recorder, shape, params)
+    return recorder.finish()

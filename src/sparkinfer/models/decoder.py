@@ -1,0 +1,219 @@
+"""Target: a loaded model that turns tokens into logits, over tapes recorded once per width."""
+
+import threading
+from collections.abc import Callable, Sequence as Ids
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.cpu import CpuBackend, CpuTape
+from sparkinfer.errors import RequestError
+from sparkinfer.gguf import GGUFFile
+from sparkinfer.kernels import run_params as P
+from sparkinfer.kernels.attention import chunks as attention_chunks
+from sparkinfer.kernels.linear import PackedWeight, linear
+from sparkinfer.models.commit import commit_tape
+from sparkinfer.models.config import ModelConfig
+from sparkinfer.models.layers import Run
+from sparkinfer.models.workspace import Workspace
+from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
+from sparkinfer.state import Sequence, StateShape
+
+Rows = Literal["last", "all", "none"]
+Logits = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+MAX_WIDTH = 16
+CHUNK = 64  # rows of a prefill chunk
+_MARK_TOKENS = 256  # a prefill leaves a copy to rewind to after at least this many tokens
+
+
+@dataclass(frozen=True)
+class Network:
+    """Everything a forward needs: blocks in order, final norm, LM head, rotation table."""
+
+    blocks: tuple[tuple[Any, Any], ...]
+    output_norm: Buffer
+    head: PackedWeight
+    rope_table: Buffer
+
+
+class Target:
+    """One loaded model. One forward at a time; `Sequence` holds what differs between sequences."""
+
+    max_width = MAX_WIDTH
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        config: ModelConfig,
+        backend: CpuBackend,
+        network: Network,
+        state_shape: StateShape,
+        context: int,
+        plan: dict[str, Any],
+        weight_bytes_per_token: int,
+    ) -> None:
+        self.file, self.config, self.backend, self.network = file, config, backend, network
+        self.state_shape, self.context, self.plan = state_shape, context, plan
+        self.weight_bytes_per_token = weight_bytes_per_token
+        self.taps: tuple[int, ...] = ()
+        self._workspace = Workspace(backend, CHUNK)
+        self._x = self._workspace.buffer("x", config.n_embd)
+        self._params = backend.buffer(1, P.WORDS, np.int64)
+        self._tapes: dict[tuple[int, Rows, tuple[int, ...]], CpuTape] = {}
+        self._commit: CpuTape | None = None
+        self._embedding = file.tensors["token_embd.weight"].type_name
+        self._busy = threading.Lock()
+
+    def new_state(self, context: int | None = None) -> Sequence:
+        """An empty sequence of at most `context` tokens (default and most: the target's)."""
+        size = self.context if context is None else context
+        if not 1 <= size <= self.context:
+            raise RequestError(f"context {size} is outside 1 .. {self.context}, what this target was loaded for")
+        return Sequence(self.state_shape, size, advance=self._advance, apply=self._apply)
+
+    def forward(
+        self, state: Sequence, tokens: Ids[int], *, rows: Rows = "last", verify: bool = False
+    ) -> Logits:
+        """Run tokens through the model; float32 logits [n, n_vocab] for the last, all or no rows.
+
+        Advances `state`; with `verify` (at most `max_width` tokens) the state stays as it is until `state.commit`.
+        The result and `tapped` are overwritten by the next forward. Raises RequestError for a bad token or no room.
+        """
+        self._check(state, tokens, verify)
+        with self._busy:
+            if verify:
+                result = self._run(state, tokens, rows, advance=False)
+                state.hold(tokens)
+                return result
+            parts: list[Logits] = []
+            for start in range(0, len(tokens), CHUNK):
+                chunk = tokens[start : start + CHUNK]
+                wanted = "none" if rows == "last" and start + CHUNK < len(tokens) else rows
+                result = self._run(state, chunk, wanted, advance=True)
+                state.extend(chunk)
+                parts.append(result.copy() if rows == "all" and len(tokens) > CHUNK else result)
+            return np.concatenate(parts) if rows == "all" and len(parts) > 1 else parts[-1]
+
+    def prefill(self, state: Sequence, tokens: Ids[int], progress: Progress | None = None) -> Logits:
+        """Advance by a prompt; the logits of its last token [n_vocab]. `progress(done, total)` after each chunk."""
+        self._check(state, tokens, verify=False)
+        total, result = len(tokens), None
+        for start in range(0, total, CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            result = self.forward(state, chunk, rows="last" if start + CHUNK >= total else "none")
+            if progress:
+                progress(start + len(chunk), total)
+        if total >= _MARK_TOKENS:
+            state.mark()
+        assert result is not None
+        return result[0]
+
+    def set_taps(self, layers: Ids[int]) -> None:
+        """Keep the residual stream after these layers in every later forward; read it with `tapped`."""
+        bad = [layer for layer in layers if not 0 <= layer < self.config.n_layers]
+        if bad:
+            raise RequestError(f"tap layers {bad} are outside 0 .. {self.config.n_layers - 1}")
+        self.taps = tuple(layers)
+
+    def tapped(self, rows: int) -> list[NDArray[np.float32]]:
+        """float32 [rows, n_embd] per tap: the residual stream of the last forward's (last chunk's) first rows."""
+        return [self._tap(layer).array[:rows] for layer in self.taps]
+
+    def warm_up(self, widths: Ids[int]) -> None:
+        """Record (and compile) the tapes of these widths ahead of use."""
+        for width in widths:
+            self._tape(width, "all" if width <= MAX_WIDTH else "last")
+
+    def close(self) -> None:
+        """Stop the threads and let go of the file."""
+        with self._busy:
+            self.backend.close()
+            self.file.close()
+
+    def _check(self, state: Sequence, tokens: Ids[int], verify: bool) -> None:
+        if not tokens:
+            raise RequestError("no tokens to run: at least one is needed")
+        bad = next((t for t in tokens if not 0 <= t < self.config.n_vocab), None)
+        if bad is not None:
+            raise RequestError(f"token {bad} is outside the vocabulary of {self.config.n_vocab}")
+        if verify and len(tokens) > MAX_WIDTH:
+            raise RequestError(f"a window of {len(tokens)} rows is wider than {MAX_WIDTH}")
+        state.room(len(tokens))
+
+    def _run(self, state: Sequence, tokens: Ids[int], rows: Rows, *, advance: bool) -> Logits:
+        width = len(tokens)
+        tape = self._tape(width, rows)
+        self._x.array[:width] = self._embed(tokens)
+        self._set_params(state, width, advance)
+        tape.replay()
+        count = {"last": 1, "all": width, "none": 0}[rows]
+        return self._logits().array[:count, : self.config.n_vocab]  # type: ignore[no-any-return]
+
+    def _embed(self, tokens: Ids[int]) -> NDArray[np.float32]:
+        block = QUANT_FORMATS[self._embedding].block_bytes
+        rows = self.file.blocks("token_embd.weight")[np.asarray(tokens)]
+        values = dequantize(self._embedding, rows.reshape(-1, block))
+        return np.asarray(values, np.float32).reshape(len(tokens), -1)
+
+    def _set_params(self, state: Sequence, width: int, advance: bool) -> None:
+        p = self._params.array[0]
+        p[P.POSITION // 8] = state.length
+        p[P.ADVANCE // 8] = advance
+        p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = state.kv.keys, state.kv.values, state.kv.plane_bytes
+        p[P.ATTENTION_CHUNKS // 8] = attention_chunks(state.length, width, self.config.kv_heads)
+        if state.recurrent is not None:
+            r = state.recurrent
+            arrays = (r.conv, r.delta, r.conv_record, r.key_record, r.delta_record, r.decay_record)
+            p[P.CONV // 8 : P.CONV // 8 + 6] = [a.ctypes.data for a in arrays]
+
+    def _logits(self) -> Buffer:
+        return self._workspace.buffer("logits", self.network.head.padded_outputs)
+
+    def _tap(self, layer: int) -> Buffer:
+        return self._workspace.buffer(f"tap {layer}", self.config.n_embd)
+
+    def _tape(self, width: int, rows: Rows) -> CpuTape:
+        key = (width, rows, self.taps)
+        if key not in self._tapes:
+            self._tapes[key] = self._record(width, rows)
+        return self._tapes[key]
+
+    def _record(self, width: int, rows: Rows) -> CpuTape:
+        network = self.network
+        run = Run(
+            self.backend.recorder(width), self._workspace, self._x, self._params, network.rope_table, self.context,
+            self.config.eps,
+        )  # fmt: skip
+        for index, (mixer, feed_forward) in enumerate(network.blocks):
+            mixer.record(run)
+            feed_forward.record(run)
+            if index in self.taps:
+                run.copy_stream(self._tap(index))
+        if rows != "none":
+            if rows == "last":
+                run = replace(run, recorder=run.recorder, x=_row(self._x, width - 1))
+                run.recorder.rows = 1
+            linear(run.recorder, run.norm(network.output_norm, [network.head]), [network.head], [self._logits()])
+        return run.recorder.finish()
+
+    def _advance(self, state: Sequence, tokens: Ids[int]) -> None:
+        self.forward(state, tokens, rows="none")
+
+    def _apply(self, state: Sequence, count: int) -> None:
+        """Commit `count` recorded rows of the recurrent layers."""
+        assert self.state_shape.recurrent is not None
+        with self._busy:
+            if self._commit is None:
+                self._commit = commit_tape(self.backend, self.state_shape.recurrent, self._params)
+            self._set_params(state, count, advance=False)
+            self._params.array[0, P.COMMIT_ROWS // 8] = count
+            self._commit.replay()
+
+
+def _row(buffer: Buffer, row: int) -> Buffer:
+    """One row of a shared buffer as a buffer."""
+    return replace(buffer, array=buffer.array[row : row + 1], address=buffer.address + row * buffer.stride, rows=1)

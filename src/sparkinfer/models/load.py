@@ -1,0 +1,171 @@
+"""load_target: from a GGUF file to a Target, with everything that is automatic resolved into one plan."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.compiled import set_cache_root, source_hash
+from sparkinfer.backend.cpu import CpuBackend
+from sparkinfer.backend.isa import choose_isa
+from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError
+from sparkinfer.gguf import GGUFFile, open_gguf
+from sparkinfer.kernels.rope.reference import angles
+from sparkinfer.machine import available_memory
+from sparkinfer.models.build import Architecture
+from sparkinfer.models.config import ModelConfig, read_config
+from sparkinfer.models.decoder import CHUNK, MAX_WIDTH, Network, Target
+from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
+from sparkinfer.options import resolve
+from sparkinfer.registry import Registry
+from sparkinfer.state import StateShape
+from sparkinfer.state.kv_cache import KvShape
+from sparkinfer.kernels.shapes import RecurrentShape
+
+ARCHITECTURES = Registry(
+    "architecture",
+    {
+        "llama": "sparkinfer.models.llama:ARCHITECTURE",
+        "qwen3": "sparkinfer.models.qwen3:ARCHITECTURE",
+        "qwen35": "sparkinfer.models.qwen35:ARCHITECTURE",
+        "qwen35moe": "sparkinfer.models.qwen35:ARCHITECTURE",
+    },
+)
+_DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks; more costs only address space until used
+_ROPE_DIVISORS = "rope_freqs.weight"
+
+
+def load_target(
+    source: str | os.PathLike[str] | GGUFFile,
+    *,
+    context: int | None = None,
+    threads: int | None = None,
+    activations: Literal["int8", "f32"] | None = None,
+    isa: str | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> Target:
+    """Open, check and repack a model. Arguments left out take the process options' values.
+
+    `activations="f32"` expands the weights and computes in float32 (keys and values too): exact, large and slow.
+    Raises MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
+    """
+    options = resolve({"threads": threads, "context": context, "activations": activations, "isa": isa, "cache_dir": cache_dir})
+    file = source if isinstance(source, GGUFFile) else open_gguf(source)
+    architecture = ARCHITECTURES.get(file.architecture)
+    config = read_config(file)
+    expected = _expected(config, architecture)
+    check_tensors(file, expected, optional=("output.weight",))
+    exact = options.text("activations") == "f32"
+    shape = _state_shape(config, exact)
+    size = _context(config, options.integer("context"), shape)
+    _check_memory(file, config, shape, size, exact)
+    set_cache_root(options.path("cache_dir"))
+    n_threads = options.integer("threads")
+    assert n_threads is not None
+    backend = CpuBackend(choose_isa(options.text("isa")), n_threads, wide_cache=exact)
+    weights = Weights(file, backend, exact, progress)
+    try:
+        network = _build(weights, config, architecture, size)
+    except BaseException:
+        backend.close()
+        raise
+    plan = _plan(config, backend, weights, options.text("activations"), size, shape)
+    return Target(file, config, backend, network, shape, size, plan, _bytes_per_token(weights, network, config))
+
+
+def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, Shape]:
+    embedding = (config.n_embd, config.n_vocab)
+    shapes: dict[str, Shape] = {
+        "token_embd.weight": embedding,
+        "output_norm.weight": (config.n_embd,),
+        "output.weight": embedding,
+    }
+    for layer in range(config.n_layers):
+        shapes |= architecture.expected(config, layer)
+    return shapes
+
+
+def _build(weights: Weights, config: ModelConfig, architecture: Architecture, context: int) -> Network:
+    blocks = weights.map(lambda layer: architecture.build(weights, config, layer), config.n_layers)
+    head = "output.weight" if "output.weight" in weights.file.tensors else "token_embd.weight"
+    return Network(
+        blocks=tuple(blocks),
+        output_norm=weights.vector("output_norm.weight"),
+        head=weights.matrix(head),
+        rope_table=weights.rows(angles(context, config.rotated, config.rope_base, _divisors(weights, config))),
+    )
+
+
+def _divisors(weights: Weights, config: ModelConfig) -> NDArray[np.float32] | None:
+    if _ROPE_DIVISORS not in weights.file.tensors:
+        return None
+    divisors = weights.floats(_ROPE_DIVISORS).reshape(-1)
+    if divisors.size != config.rotated // 2:
+        raise ShapeError(f"{_ROPE_DIVISORS} has {divisors.size} values, expected {config.rotated // 2}")
+    return divisors
+
+
+def _state_shape(config: ModelConfig, exact: bool) -> StateShape:
+    recurrent = sum(config.recurrent)
+    kv = KvShape(config.n_layers - recurrent, config.kv_heads, config.head_size, 4 if exact else 2)
+    gdn = config.gdn
+    if gdn is None or not recurrent:
+        return StateShape(kv, None)
+    return StateShape(
+        kv, RecurrentShape(recurrent, gdn.channels, gdn.taps, gdn.key_heads, gdn.value_heads, gdn.head_size, MAX_WIDTH)
+    )
+
+
+def _context(config: ModelConfig, wanted: int | None, shape: StateShape) -> int:
+    if wanted is None:
+        return min(config.context_length, _DEFAULT_CONTEXT)
+    if wanted > config.context_length:
+        raise RequestError(f"context {wanted} is larger than the {config.context_length} the model was made for")
+    return wanted
+
+
+def _check_memory(file: GGUFFile, config: ModelConfig, shape: StateShape, context: int, exact: bool) -> None:
+    """Refuse before loading what cannot fit."""
+    weights = sum(info.n_values * 4 if exact else info.n_bytes for info in file.tensors.values())
+    needed = int(weights * 1.1) + shape.n_bytes(context)
+    available = available_memory()
+    if needed > available:
+        raise MemoryLimitError(
+            f"{file.path.name} needs about {needed / 2**30:.1f} GiB (weights {weights / 2**30:.1f}, context {context}: "
+            f"{shape.n_bytes(context) / 2**30:.1f}), {available / 2**30:.1f} GiB are available; try a smaller -c"
+        )
+
+
+def _bytes_per_token(weights: Weights, network: Network, config: ModelConfig) -> int:
+    """Packed weight bytes one decoded token reads: of stacked experts only the used ones."""
+    total = 0
+    for weight in weights.matrices:
+        used = config.moe.used if config.moe and weight.experts > 1 else weight.experts
+        total += weight.expert_bytes * used
+    return total
+
+
+def _plan(
+    config: ModelConfig, backend: CpuBackend, weights: Weights, activations: str, context: int, shape: StateShape
+) -> dict[str, Any]:
+    return {
+        "architecture": config.architecture,
+        "model": config.name,
+        "backend": backend.name,
+        "isa": backend.isa.name,
+        "isa_reason": backend.isa.reason,
+        "threads": backend.threads,
+        "activations": activations,
+        "cache": "float32" if backend.wide_cache else "float16",
+        "context": context,
+        "prefill_chunk": CHUNK,
+        "max_width": MAX_WIDTH,
+        "mode": "graph",
+        "weight_bytes": {kind: weights.formats[kind] for kind in sorted(weights.formats)},
+        "state_bytes": shape.n_bytes(context),
+        "kernels": source_hash(),
+    }

@@ -1,0 +1,134 @@
+"""Turn a file's tensors into packed weights: names and shapes checked first, all faults in one list."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.cpu import CpuBackend
+from sparkinfer.errors import ShapeError
+from sparkinfer.gguf import GGUFFile
+from sparkinfer.kernels.linear import PackedWeight
+from sparkinfer.kernels.linear.weights import pack_weight
+from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
+from sparkinfer.quant.tiles import LAYOUTS
+
+Progress = Callable[[str, int, int], None]
+Shape = tuple[int, ...]
+
+
+def check_tensors(file: GGUFFile, expected: Mapping[str, Shape], optional: Iterable[str] = ()) -> None:
+    """Compare the file with the tensors a model needs (shapes in GGUF order, contiguous dimension first).
+
+    Raises ShapeError listing every missing tensor and every wrong shape, UnsupportedError for a type without decoder.
+    """
+    skip = {name for name in optional if name not in file.tensors}
+    problems = []
+    for name, shape in expected.items():
+        if name in skip:
+            continue
+        info = file.tensors.get(name)
+        if info is None:
+            problems.append(f"{name} is missing")
+        elif _trimmed(info.shape) != _trimmed(shape):
+            problems.append(f"{name} is {_text(info.shape)}, expected {_text(shape)}")
+    if problems:
+        raise ShapeError(f"{file.path} does not fit its metadata: {'; '.join(problems)}")
+    file.require_decodable(name for name in expected if name not in skip)
+
+
+def _trimmed(shape: Shape) -> Shape:
+    while len(shape) > 1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def _text(shape: Shape) -> str:
+    return " x ".join(str(n) for n in shape)
+
+
+@dataclass
+class Weights:
+    """Reads tensors of an open file. `exact`: expand every matrix to float32 (activations stay float32 too)."""
+
+    file: GGUFFile
+    backend: CpuBackend
+    exact: bool
+    progress: Progress | None = None
+    matrices: list[PackedWeight] = field(default_factory=list)
+    formats: dict[str, int] = field(default_factory=dict)
+    _done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def vector(self, name: str) -> Buffer:
+        """A float32 vector as a 1 x n buffer."""
+        return self.rows(self.floats(name).reshape(1, -1))
+
+    def rows(self, values: NDArray[np.float32]) -> Buffer:
+        buffer = self.backend.buffer(*values.shape)
+        buffer.array[:] = values
+        return buffer
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """A whole tensor as float32, in row-major order (the reverse of the GGUF shape)."""
+        info = self.file.tensors[name]
+        block = QUANT_FORMATS[info.type_name].block_bytes
+        values = dequantize(info.type_name, self.file.data(name).reshape(-1, block))
+        self._count(name)
+        return np.asarray(values, np.float32).reshape(info.shape[::-1])
+
+    def matrix(self, *names: str) -> PackedWeight:
+        """Tensors of equal type stacked along their outputs; types that differ are expanded to float32."""
+        kinds = {self.file.tensors[name].type_name for name in names}
+        if self.exact or len(kinds) > 1:
+            return self.packed_floats(np.concatenate([np.atleast_2d(self.floats(name)) for name in names]))
+        blocks = [self._blocks(name) for name in names]
+        shape = self.file.tensors[names[0]].shape
+        outputs = sum(self.file.tensors[name].shape[1] if len(shape) > 1 else 1 for name in names)
+        return self._pack(kinds.pop(), np.concatenate(blocks) if len(blocks) > 1 else blocks[0], outputs, shape[0], 1)
+
+    def experts(self, name: str) -> PackedWeight:
+        """A stack of expert matrices [inputs, outputs, experts]."""
+        inputs, outputs, experts = self.file.tensors[name].shape
+        if self.exact:
+            return self._pack("F32", self.floats(name).view(np.uint8).reshape(-1, 4), outputs, inputs, experts)
+        return self._pack(self.file.tensors[name].type_name, self._blocks(name), outputs, inputs, experts)
+
+    def packed_floats(self, values: NDArray[np.float32]) -> PackedWeight:
+        blocks = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1, 4)
+        return self._pack("F32", blocks, values.shape[0], values.shape[1], 1)
+
+    def map(self, build: Callable[[int], Any], count: int) -> list[Any]:
+        """build(0) .. build(count - 1), on the backend's threads."""
+        with ThreadPoolExecutor(self.backend.threads) as pool:
+            return list(pool.map(build, range(count)))
+
+    def _blocks(self, name: str) -> Any:
+        info = self.file.tensors[name]
+        self._count(name)
+        return self.file.data(name).reshape(-1, QUANT_FORMATS[info.type_name].block_bytes)
+
+    def _pack(self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int) -> PackedWeight:
+        assert kind in LAYOUTS, kind
+        weight = pack_weight(kind, blocks, outputs, inputs, self.backend.isa.lanes, experts)
+        with self._lock:
+            self.matrices.append(weight)
+            self.formats[kind] = self.formats.get(kind, 0) + weight.n_bytes
+        return weight
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._done += self.file.tensors[name].n_bytes
+            done = self._done
+        if self.progress:
+            self.progress("load", done, self.total)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all tensors in the file."""
+        return sum(info.n_bytes for info in self.file.tensors.values())

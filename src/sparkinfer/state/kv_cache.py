@@ -1,0 +1,33 @@
+"""Keys and values of the attention layers."""
+
+from dataclasses import dataclass
+
+from sparkinfer.backend.base import aligned
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """`layers` attention layers; `item` bytes per entry (2: float16, 4: float32)."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    item: int
+
+    def plane_bytes(self, context: int) -> int:
+        """Bytes of the keys (or values) of one kv head in one layer; positions come in tiles of 16."""
+        return -(-context // 16) * 16 * self.head_size * self.item
+
+    def n_bytes(self, context: int) -> int:
+        return 2 * self.layers * self.kv_heads * self.plane_bytes(context)
+
+
+class KvCache:
+    """Memory for `context` positions. Pages are only taken from the system once positions are written."""
+
+    def __init__(self, shape: KvShape, context: int) -> None:
+        self.plane_bytes = shape.plane_bytes(context)
+        size = max(64, shape.layers * shape.kv_heads * self.plane_bytes)
+        self._keys, self._values = aligned(size), aligned(size)
+        self.keys = int(self._keys.ctypes.data)
+        self.values = int(self._values.ctypes.data)
