@@ -51,7 +51,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6, 8, 16])
     parser.add_argument("--row-repeats", type=int, default=5, help="forwards of a width per round")
     parser.add_argument("--start-rounds", type=int, default=3)
-    parser.add_argument("--cache-option", default="SPARKINFER_CACHE_DIR", help="kernel cache folder")
+    parser.add_argument(
+        "--cache-option", default="SPARKINFER_CACHE_DIR", help="kernel cache folder"
+    )
     parser.add_argument("--hog", type=int, default=0, metavar="N", help="busy loops on one core")
     parser.add_argument("--quiet", type=float, default=0.15, help="cores others may use")
     parser.add_argument("--patience", type=float, default=20, help="seconds to wait for quiet")
@@ -66,6 +68,7 @@ class Comparison:
 
     def __init__(self, args: argparse.Namespace, stack: ExitStack, hog_ids: list[int]) -> None:
         self.args = args
+        self.hog_ids = hog_ids
         wanted = [*args.depths, args.row_depth, args.prompt]
         context = max(wanted) + max(args.decode_tokens, *args.rows)
         self.settings: dict[str, Any] = {
@@ -105,7 +108,10 @@ class Comparison:
         args = self.args
         if "decode" in args.measures:
             for depth in args.depths:
-                fed = {"context": self.tokens(depth, 1), "tokens": self.tokens(args.decode_tokens, 2)}
+                fed = {
+                    "context": self.tokens(depth, 1),
+                    "tokens": self.tokens(args.decode_tokens, 2),
+                }
                 yield f"decode_d{depth}_tok_s", "decode", fed
         if "prompt" in args.measures:
             yield f"prompt{args.prompt}_tok_s", "prompt", {"tokens": self.tokens(args.prompt, 3)}
@@ -118,7 +124,7 @@ class Comparison:
     @staticmethod
     def _value(op: str, asked: dict[str, Any], reply: dict[str, Any]) -> float:
         if op == "rows":
-            return 1e3 * median(reply["seconds"])
+            return 1e3 * float(median(reply["seconds"]))
         return float(len(asked["tokens"]) / reply["seconds"])
 
     def _step(self, labels: list[str], op: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -152,23 +158,28 @@ class Comparison:
             for client in self.clients.values():
                 client.ask(op, **{**asked, **({"repeats": 1} if op == "rows" else {})})
 
+    def _once(self, label: str, cache: str) -> dict[str, Any]:
+        """One whole process; Python's own bytecode cache is on for every side."""
+        python, script, model = self.places[label]
+        env = {"PYTHONDONTWRITEBYTECODE": ""}
+        if script == SCRIPTS["sparkinfer"]:
+            env[self.args.cache_option] = cache
+        return once(python, script, {**self.settings, "model": model}, START_TEXT, env)
+
     def starts(self) -> list[dict[str, dict[str, Any]]]:
         """Whole processes to their first token: ours with an empty and a filled kernel cache."""
+        kinds = [(f"{OURS} cold", OURS), (f"{OURS} cached", OURS)]
+        kinds += [(label, label) for label in self.places if label != OURS]
         rounds = []
-        for _ in range(self.args.start_rounds):
+        foreign = ForeignLoad(self.hog_ids)
+        for number in range(self.args.start_rounds + 1):
             turn = {}
             with tempfile.TemporaryDirectory() as cache:
-                for kind in ("cold", "cached"):
-                    python, script, model = self.places[OURS]
-                    env = {self.args.cache_option: cache, "PYTHONDONTWRITEBYTECODE": ""}
-                    settings = {**self.settings, "model": model}
-                    turn[f"{OURS} {kind}"] = once(python, script, settings, START_TEXT, env)
-            for label in self.places:
-                if label != OURS:
-                    python, script, model = self.places[label]
-                    settings = {**self.settings, "model": model}
-                    turn[label] = once(python, script, settings, START_TEXT)
-            rounds.append(turn)
+                for name, label in kinds:
+                    foreign.wait_quiet(self.args.quiet, self.args.patience)
+                    turn[name] = self._once(label, cache)
+            if number:  # the first turn only fills file and bytecode caches
+                rounds.append(turn)
         return rounds
 
 

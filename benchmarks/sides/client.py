@@ -144,10 +144,15 @@ def once(
 def hogs(count: int) -> Iterator[list[int]]:
     """Run `count` busy loops pinned to the last allowed core; yields their process ids."""
     core = max(os.sched_getaffinity(0))
+
+    def pinned() -> None:
+        _end_with_parent()
+        os.sched_setaffinity(0, {core})
+
     running = [
         subprocess.Popen(
             [sys.executable, "-c", "while True: pass"],
-            preexec_fn=lambda: (_end_with_parent(), os.sched_setaffinity(0, {core})),
+            preexec_fn=pinned,
         )
         for _ in range(count)
     ]

@@ -33,9 +33,7 @@ class LlamaCpp:
         model_params.n_gpu_layers = 0
         model_params.use_mmap = bool(settings.get("mmap", True))
         model_params.use_extra_bufts = bool(settings.get("repack", True))
-        self.model = llama_cpp.llama_model_load_from_file(
-            settings["model"].encode(), model_params
-        )
+        self.model = llama_cpp.llama_model_load_from_file(settings["model"].encode(), model_params)
         if not self.model:
             raise ValueError(f"llama.cpp could not load {settings['model']}")
         self.context = llama_cpp.llama_init_from_model(self.model, self._params(settings))
@@ -197,9 +195,7 @@ class LlamaCpp:
     def tokenize(self, text: str) -> Reply:
         raw = text.encode()
         found = (llama_cpp.llama_token * (len(raw) + 8))()
-        count = llama_cpp.llama_tokenize(
-            self.vocab, raw, len(raw), found, len(found), True, True
-        )
+        count = llama_cpp.llama_tokenize(self.vocab, raw, len(raw), found, len(found), True, True)
         if count < 0:
             raise RuntimeError(f"llama_tokenize returned {count}")
         return {"tokens": list(found[:count])}

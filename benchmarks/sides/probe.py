@@ -18,8 +18,8 @@ CHUNK = 1 << 19  # int64 values a thread claims at a time: 4 MiB
 FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "asimd", "i8mm")
 
 
-@numba.njit(nogil=True, boundscheck=False)
-def _two_streams(values: np.ndarray) -> int:
+@numba.njit(nogil=True, boundscheck=False)  # type: ignore[untyped-decorator,unused-ignore]
+def _two_streams(values: np.ndarray) -> np.int64:
     """Sum int64 values from two places at once: one stream alone does not fill the memory bus."""
     half = values.size // 2
     a, b = values[:half], values[half : 2 * half]
@@ -29,8 +29,8 @@ def _two_streams(values: np.ndarray) -> int:
     return total
 
 
-@numba.njit(nogil=True, boundscheck=False)
-def _four_streams(values: np.ndarray) -> int:
+@numba.njit(nogil=True, boundscheck=False)  # type: ignore[untyped-decorator,unused-ignore]
+def _four_streams(values: np.ndarray) -> np.int64:
     """Sum int64 values from four places at once."""
     part = values.size // 4
     a, b = values[:part], values[part : 2 * part]
@@ -53,7 +53,7 @@ class ReadProbe:
         for read in READERS:
             read(self.values[:CHUNK])
 
-    def _pass(self, read: Callable[[np.ndarray], int]) -> float:
+    def _pass(self, read: Callable[[np.ndarray], np.int64]) -> float:
         claims = itertools.count()
         chunks = self.values.size // CHUNK
 
@@ -71,9 +71,7 @@ class ReadProbe:
 
     def bytes_per_second(self, passes: int = 5) -> float:
         """Best over the readers of the median over passes."""
-        return max(
-            sorted(self._pass(read) for _ in range(passes))[passes // 2] for read in READERS
-        )
+        return max(sorted(self._pass(read) for _ in range(passes))[passes // 2] for read in READERS)
 
 
 def _cpuinfo() -> dict[str, str]:

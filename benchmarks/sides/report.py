@@ -72,7 +72,9 @@ def table(summary: Mapping[str, Any], ours: str) -> str:
             ratio = ratios[peer].get(name)
             line.append(_number(value["median"]) if value else "")
             line.append(
-                f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio else ""
+                f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
+                if ratio
+                else ""
             )
         lines.append(line)
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]

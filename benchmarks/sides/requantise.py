@@ -1,6 +1,6 @@
 """Write a copy of a GGUF model in another format with llama.cpp's own quantizer.
 
-    PEER_PYTHON benchmarks/sides/requantise.py SOURCE.gguf TARGET.gguf Q4_0
+PEER_PYTHON benchmarks/sides/requantise.py SOURCE.gguf TARGET.gguf Q4_0
 """
 
 from __future__ import annotations
