@@ -70,12 +70,12 @@ class ToyTemplate:
 
 
 class ToySequence:
-    """Tokens only. `recurrent` refuses to rewind, as a state without history would."""
+    """Tokens only. With `recurrent` it goes back to snapshots and to nothing else for free."""
 
     def __init__(self, context: int, recurrent: bool = False) -> None:
         self.context = context
         self.tokens: list[int] = []
-        self.recurrent = recurrent
+        self.recurrent = True if recurrent else None
 
     @property
     def length(self) -> int:
@@ -88,8 +88,7 @@ class ToySequence:
         self.tokens = list(snapshot)
 
     def rewind(self, n: int) -> None:
-        if self.recurrent:
-            raise RequestError("this state cannot rewind")
+        assert not self.recurrent or n == self.length, "a rewind that computes tokens again"
         assert 0 <= n <= self.length
         del self.tokens[self.length - n :]
 

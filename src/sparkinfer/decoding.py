@@ -28,6 +28,8 @@ class SequenceLike(Protocol):
     def context(self) -> int: ...
     @property
     def tokens(self) -> Sequence[int]: ...
+    @property
+    def recurrent(self) -> object: ...  # None if going back to any length costs nothing
     def snapshot(self) -> Any: ...
     def restore(self, snapshot: Any) -> None: ...
     def rewind(self, n: int) -> None: ...
@@ -36,6 +38,8 @@ class SequenceLike(Protocol):
 class TargetLike(Protocol):
     """What decoding needs of a target (`sparkinfer.models.Target`)."""
 
+    @property
+    def plan(self) -> Mapping[str, Any]: ...
     def new_state(self) -> Any: ...
     def prefill(
         self, state: Any, tokens: Sequence[int], progress: Progress | None = None
@@ -100,6 +104,7 @@ class AutoregressiveDecoder:
 
     def __init__(self, target: TargetLike) -> None:
         self._target = target
+        self._mode = str(target.plan.get("mode", ""))
         self._state: SequenceLike
         self._sampler: Sampler
         self._history: TokenHistory
@@ -121,9 +126,11 @@ class AutoregressiveDecoder:
         """The next token. The first step computes no row: it uses the prompt's last one."""
         assert limit >= 1, limit
         started = perf_counter()
-        path, row, self._first = PREFILL_PATH, self._first, None
+        row, self._first = self._first, None
+        path, mode, rows = PREFILL_PATH, "", 0
         if row is None:
-            path, row = AR_PATH, self._target.forward(self._state, self._history.output[-1:])[0]
+            path, mode, rows = AR_PATH, self._mode, 1
+            row = self._target.forward(self._state, self._history.output[-1:])[0]
         computed = perf_counter()
         choice = self._sampler.choose(row, self._history)
         self._history.push(choice.token)
@@ -132,7 +139,8 @@ class AutoregressiveDecoder:
             tokens=(choice.token,),
             logprobs=(choice.logprob,) if choice.logprob else (),
             path=path,
-            rows=int(path == AR_PATH),
+            mode=mode,
+            rows=rows,
             seconds=seconds,
         )
 

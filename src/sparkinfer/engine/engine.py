@@ -49,10 +49,8 @@ class TemplateLike(Protocol):
 
 
 class EngineTarget(TargetLike, Protocol):
-    """A target with the facts the engine reports."""
+    """A target that the engine owns."""
 
-    @property
-    def plan(self) -> Mapping[str, Any]: ...
     def close(self) -> None: ...
 
 
@@ -89,10 +87,10 @@ class Engine:
         *,
         context: int | None = None,
         threads: int | None = None,
-        activations: Literal["int8", "f32"] = "int8",
+        activations: Literal["int8", "f32"] | None = None,
         progress: LoadProgress | None = None,
     ) -> "Engine":
-        """Open a GGUF file and make an engine of it.
+        """Open a GGUF file and make an engine of it; None takes the process option's value.
 
         Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError.
         """

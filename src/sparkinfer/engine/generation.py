@@ -119,8 +119,8 @@ class Generation(Iterator[Delta]):
 
     def _prefill(self) -> None:
         prompt = self.request.prompt
-        state, self._cached = self._prefix.acquire(prompt, reuse=self.request.reuse_prefix)
         started = perf_counter()
+        state, self._cached = self._prefix.acquire(prompt, reuse=self.request.reuse_prefix)
         try:
             history = TokenHistory(prompt)
             rest = prompt[self._cached :]

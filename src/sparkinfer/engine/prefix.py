@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkinfer.decoding import SequenceLike, TargetLike
-from sparkinfer.errors import SparkError
 
-MAX_SNAPSHOTS = 4
+MAX_SNAPSHOTS = 2  # ends of the latest prompts; each holds a copy of the recurrent layers' state
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -20,8 +19,9 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 class PrefixCache:
     """Hands out the kept sequence, taken back to the longest prefix it shares with a prompt.
 
-    A state that cannot rewind that far (recurrent layers) is restored from the latest snapshot
-    before that point; `mark` takes one, and the empty sequence is always one.
+    Attention layers go back to any length. Recurrent layers go back to a snapshot, taken by `mark`
+    at the end of each prompt; what lies between is left to the next prefill, which can be watched
+    and cancelled.
     """
 
     def __init__(self, target: TargetLike) -> None:
@@ -41,19 +41,18 @@ class PrefixCache:
         """
         state = self._sequence()
         shared = min(common_prefix(state.tokens, prompt), len(prompt) - 1) if reuse else 0
-        if not (reuse and _rewound(state, state.length - shared)):
-            self._restore(state, shared)
-        self._snapshots = [mark for mark in self._snapshots if mark[0] <= state.length]
+        if shared < state.length:
+            self._go_back(state, shared)
+        self._snapshots = [item for item in self._snapshots if item[0] <= state.length]
         return state, state.length
 
     def mark(self) -> None:
         """Remember the sequence as it is, so that a later prompt can go back to here."""
-        state = self._state
-        if state is None or any(length == state.length for length, _ in self._snapshots):
-            return
-        self._snapshots.append((state.length, state.snapshot()))
-        if len(self._snapshots) > MAX_SNAPSHOTS:
-            del self._snapshots[1]  # the empty sequence stays
+        state = self._sequence()
+        known = any(length == state.length for length, _ in self._snapshots)
+        if state.recurrent is not None and not known:
+            self._snapshots = self._snapshots[1 - MAX_SNAPSHOTS :]
+            self._snapshots.append((state.length, state.snapshot()))
 
     def invalidate(self) -> None:
         """Forget the sequence: an error or an interrupt may have left it half written."""
@@ -63,22 +62,14 @@ class PrefixCache:
     def _sequence(self) -> SequenceLike:
         if self._state is None:
             state: SequenceLike = self._target.new_state()
-            self._snapshots = [(0, state.snapshot())]
             self._state = state
         return self._state
 
-    def _restore(self, state: SequenceLike, at_most: int) -> None:
-        _, snapshot = max(
-            (mark for mark in self._snapshots if mark[0] <= at_most), key=lambda mark: mark[0]
-        )
-        state.restore(snapshot)
-
-
-def _rewound(state: SequenceLike, count: int) -> bool:
-    if count == 0:
-        return True
-    try:
-        state.rewind(count)
-    except SparkError:
-        return False
-    return True
+    def _go_back(self, state: SequenceLike, shared: int) -> None:
+        usable = [item for item in self._snapshots if item[0] <= shared]
+        if state.recurrent is None:
+            state.rewind(state.length - shared)
+        elif usable:
+            state.restore(usable[-1][1])
+        else:
+            state.rewind(state.length)
