@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sparkinfer.errors import GGUFError, SparkError, UnsupportedError
 from sparkinfer.gguf import open_gguf
+from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
 U8, U16, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 2, 4, 5, 6, 7, 8, 9, 10
 
@@ -120,6 +121,10 @@ def use(path: Path) -> SparkError | None:
                     assert file.data(name).nbytes == info.n_bytes
                     assert file.blocks(name).shape[0] == info.n_rows
             file.check_tensors()
+            for name, info in file.tensors.items():
+                spec = QUANT_FORMATS[info.type_name]
+                blocks = file.data(name).reshape(-1, spec.block_bytes)[:9]
+                assert dequantize(spec.name, blocks).shape == (len(blocks), spec.block_size)
     except (GGUFError, UnsupportedError) as error:
         assert "\n" not in str(error)
         return error

@@ -82,6 +82,7 @@ def test_random_bytes_behind_the_magic(path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("crasher", CRASHERS, ids=lambda crasher: crasher.stem)
-def test_found_by_fuzzing(crasher: Path, path: Path) -> None:
+def test_small_files_that_broke_a_reader(crasher: Path, path: Path) -> None:
+    """Inputs that crash or hang other readers, and whatever fuzzing finds in ours."""
     path.write_bytes(crasher.read_bytes())
-    use(path)
+    assert use(path) is not None

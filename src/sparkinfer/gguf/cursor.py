@@ -21,9 +21,10 @@ def show(text: object, limit: int = 80) -> str:
     return quoted if len(quoted) <= limit else f"{quoted[: limit - 4]}...{quoted[0]}"
 
 
-def fault(what: str, path: Path, byte: int, why: str, action: str) -> GGUFError:
-    """Return the error for a bad field that starts at offset `byte` of `path`."""
-    return GGUFError(f"{what} in {show(path, 200)} at byte {byte}: {why}; {action}")
+def fault(what: str, path: Path, byte: int | None, why: str, action: str) -> GGUFError:
+    """Return the error for a bad field that starts at offset `byte` of `path`, None if absent."""
+    place = "" if byte is None else f" at byte {byte}"
+    return GGUFError(f"{what} in {show(path, 200)}{place}: {why}; {action}")
 
 
 class Cursor:

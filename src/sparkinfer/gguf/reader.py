@@ -114,7 +114,7 @@ class GGUFFile:
         value = self.get(key, type_)
         if value is None:
             why = f"is missing, expected {_EXPECTED[type_]}"
-            raise self._bad(key, 0, why)
+            raise self._bad(key, None, why)
         return value
 
     def data(self, name: str) -> U8:
@@ -164,7 +164,7 @@ class GGUFFile:
             self.require_decodable([name])
         return info
 
-    def _bad(self, key: str, byte: int, why: str) -> GGUFError:
+    def _bad(self, key: str, byte: int | None, why: str) -> GGUFError:
         what = f"metadata value {show(key)}"
         return fault(what, self.path, byte, why, "convert the model again")
 

@@ -92,7 +92,7 @@ def _check_same_model(shards: tuple[Shard, ...]) -> None:
             if name in places:
                 what = f"tensor {show(name)}"
                 why = f"is also in {show(places[name].name, 200)}: shards of different models"
-                raise fault(what, shard.path, 0, why, "fetch all shards again")
+                raise fault(what, shard.path, None, why, "fetch all shards again")
             places[name] = shard.path
     if total is not None and total != len(places):
         why = f"is {total:,}, but the shards have {len(places):,} tensors"
@@ -110,7 +110,7 @@ def _split_number(shard: Shard, key: str) -> int | None:
 
 def _bad(shard: Shard, key: str, why: str, action: str = "fetch all shards again") -> GGUFError:
     value = shard.metadata.get(key)
-    byte = value.byte if value is not None else 0
+    byte = value.byte if value is not None else None
     return fault(f"metadata value {show(key)}", shard.path, byte, why, action)
 
 
