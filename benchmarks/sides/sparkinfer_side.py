@@ -17,11 +17,15 @@ from protocol import Reply, run_side
 import sparkinfer
 from sparkinfer.gguf import open_gguf
 from sparkinfer.models import load_target
+from sparkinfer.state import Sequence, Snapshot
 from sparkinfer.tokenizer import Tokenizer
 
 
 class SparkInfer:
-    """One target; states at a depth are computed once and restored from a snapshot."""
+    """One target; a state at a depth is computed once and restored from its snapshot.
+
+    A snapshot shares the sequence's cache rows, so every context has a sequence of its own.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         start = time.perf_counter()
@@ -33,9 +37,7 @@ class SparkInfer:
             threads=settings["threads"],
             activations=settings.get("activations", "int8"),
         )
-        self.state = self.target.new_state(self.context)
-        self.empty = self.state.snapshot()
-        self.snapshots: dict[tuple[int, ...], Any] = {}
+        self.states: dict[tuple[int, ...], tuple[Sequence, Snapshot]] = {}
         self.load_s = time.perf_counter() - start
 
     def info(self) -> Reply:
@@ -53,56 +55,57 @@ class SparkInfer:
             "load_s": self.load_s,
         }
 
-    def _at(self, context: list[int]) -> None:
-        """Put the state at the end of `context`; computed once, then restored by copy."""
-        self.state.restore(self.empty)
-        if not context:
-            return
+    def _at(self, context: list[int]) -> Sequence:
+        """A state at the end of `context`; computed once, then restored."""
         key = tuple(context)
-        if key not in self.snapshots:
-            self.target.forward(self.state, context, rows="none")
-            self.snapshots[key] = self.state.snapshot()
-        self.state.restore(self.snapshots[key])
+        if key not in self.states:
+            state = self.target.new_state(self.context)
+            if context:
+                self.target.forward(state, context, rows="none")
+            self.states[key] = state, state.snapshot()
+        state, snapshot = self.states[key]
+        state.restore(snapshot)
+        return state
 
     def prompt(self, tokens: list[int]) -> Reply:
-        self._at([])
+        state = self._at([])
         start = time.perf_counter()
-        best = int(self.target.forward(self.state, tokens, rows="last")[0].argmax())
+        best = int(self.target.forward(state, tokens, rows="last")[0].argmax())
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
     def decode(self, context: list[int], tokens: list[int]) -> Reply:
-        self._at(context)
+        state = self._at(context)
         best = []
         start = time.perf_counter()
         for token in tokens:
-            best.append(int(self.target.forward(self.state, [token])[0].argmax()))
+            best.append(int(self.target.forward(state, [token])[0].argmax()))
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
     def rows(self, context: list[int], tokens: list[int], repeats: int) -> Reply:
         seconds = []
         for _ in range(repeats):
-            self._at(context)
+            state = self._at(context)
             start = time.perf_counter()
-            logits = self.target.forward(self.state, tokens, rows="all", verify=True)
+            logits = self.target.forward(state, tokens, rows="all", verify=True)
             seconds.append(time.perf_counter() - start)
         return {"seconds": seconds, "argmax": logits.argmax(axis=1).tolist()}
 
     def greedy(self, tokens: list[int], count: int) -> Reply:
-        self._at([])
+        state = self._at([])
         found: list[int] = []
         margins: list[float] = []
-        row = self.target.forward(self.state, tokens)[0]
+        row = self.target.forward(state, tokens)[0]
         while True:
             second, first = np.partition(row, -2)[-2:]
             found.append(int(row.argmax()))
             margins.append(float(first - second))
             if len(found) == count:
                 return {"tokens": found, "margins": margins}
-            row = self.target.forward(self.state, found[-1:])[0]
+            row = self.target.forward(state, found[-1:])[0]
 
     def logits(self, tokens: list[int], path: str) -> Reply:
-        self._at([])
-        np.save(path, self.target.forward(self.state, tokens, rows="all"))
+        state = self._at([])
+        np.save(path, self.target.forward(state, tokens, rows="all"))
         return {"rows": len(tokens)}
 
     def tokenize(self, text: str) -> Reply:
