@@ -110,7 +110,8 @@ class ContentGuard:
     Bars (the marks in `<|im_end|>`) of message text become private characters, one for one, and so
     does the first character of any control token without a bar that the text spells. The template
     sees text of the same length in which everything else is as written, so that it can search,
-    split and trim. Whatever it makes of it, no control token comes out that it did not write.
+    split and trim. Whatever it makes of it, no control token with a bar comes out that it did not
+    write; one without, only from a template that itself writes a part of it beside the text.
     """
 
     BARS = frozenset("|\N{FULLWIDTH VERTICAL LINE}")

@@ -1,10 +1,8 @@
 """Byte-level BPE from GGUF metadata, and text from tokens as they arrive."""
 
 import codecs
-import gc
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from .errors import GGUFError, RequestError
@@ -17,6 +15,7 @@ from .vocabulary import (
     Vocabulary,
     is_unicode,
     read_vocabulary,
+    without_gc,
 )
 
 # Tokens that end a turn or a text in some model family, besides the file's own end-of-sequence.
@@ -207,18 +206,6 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """100,000s of new small objects set off collections that find nothing and cost a third."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _build_bpe(vocabulary: Vocabulary, texts: dict[str, int], source: object) -> Any:
     """The library's tokenizer over `texts`, the tokens that text can become.
 
@@ -227,24 +214,32 @@ def _build_bpe(vocabulary: Vocabulary, texts: dict[str, int], source: object) ->
     from tokenizers import Tokenizer as Library
     from tokenizers.models import BPE
 
-    with _without_gc():
-        hidden = set(vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED))
-        hidden -= texts.keys()
-        merges = vocabulary.merges
-        if any(left + right in hidden for left, right in merges):
-            merges = [m for m in merges if hidden.isdisjoint((*m, m[0] + m[1]))]
-        _check_merges(merges, texts, source)
-        model = BPE(vocab=texts, merges=merges, ignore_merges=vocabulary.pre.ignore_merges)
+    ignore_merges = vocabulary.pre.ignore_merges
+    with without_gc():
+        try:
+            model = BPE(vocab=texts, merges=vocabulary.merges, ignore_merges=ignore_merges)
+        except Exception:  # the library's plain one: a merge with an unknown token
+            merges = _possible_merges(vocabulary, texts, source)
+            model = BPE(vocab=texts, merges=merges, ignore_merges=ignore_merges)
     library = Library(model)
     library.pre_tokenizer = build(vocabulary.pre)
     return library
 
 
-def _check_merges(merges: list[tuple[str, str]], texts: dict[str, int], source: object) -> None:
-    for left, right in merges:
-        if left not in texts or right not in texts or left + right not in texts:
-            missing = next(t for t in (left, right, left + right) if t not in texts)
+def _possible_merges(
+    vocabulary: Vocabulary, texts: dict[str, int], source: object
+) -> list[tuple[str, str]]:
+    """The merges without those that take or make a token which text cannot become."""
+    barred = set(vocabulary.tokens) - texts.keys()
+    kept = []
+    for left, right in vocabulary.merges:
+        parts = (left, right, left + right)
+        missing = [text for text in parts if text not in texts]
+        if not missing:
+            kept.append((left, right))
+        elif barred.isdisjoint(missing):
             raise GGUFError(
                 f"{source}: tokenizer.ggml.merges has {left[:40]!r} + {right[:40]!r}, "
-                f"but {missing[:80]!r} is not a token"
+                f"but {missing[0][:80]!r} is not a token"
             )
+    return kept
