@@ -1,7 +1,6 @@
 """The tokenizer beyond golden ids: faults in files and text, special tokens, streaming, speed."""
 
 import itertools
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_files import SPECIAL, FakeFile, golden, synthetic, toy
+from tokenizer_files import SPECIAL, FakeFile, golden, metadata, synthetic, toy
 
 from sparkinfer.errors import GGUFError, RequestError, UnsupportedError
 from sparkinfer.gguf.reader import open_gguf
@@ -247,20 +246,13 @@ def test_a_truncated_character_is_flushed() -> None:
 
 
 def big_vocabulary(n_tokens: int) -> FakeFile:
-    """A vocabulary of the size of Qwen's with random merges."""
-    pick = random.Random(0).randrange
-    texts = list(BYTE_TO_CHAR.values())
-    known, merges = set(texts), []
-    while len(texts) < n_tokens:
-        left, right = texts[pick(len(texts))], texts[pick(min(len(texts), 3000))]
-        if len(left + right) < 12 and left + right not in known:
-            known.add(left + right)
-            texts.append(left + right)
-            merges.append(f"{left} {right}")
-    special = dict.fromkeys(texts, 1) | SPECIAL
-    entries = {"tokens": list(special), "token_type": list(special.values()), "merges": merges}
-    entries |= {"model": "gpt2", "pre": "qwen2", "eos_token_id": n_tokens}
-    return FakeFile({f"tokenizer.ggml.{k}": v for k, v in entries.items()})
+    """A vocabulary of the size of Qwen's: every pair of bytes, then pairs with a third byte."""
+    chars = list(BYTE_TO_CHAR.values())
+    pairs = [(left, right) for left in chars for right in chars]
+    triples = ((left + right, third) for third in chars for left, right in pairs)
+    merges = [*pairs, *itertools.islice(triples, n_tokens - len(chars) - len(pairs))]
+    texts = dict.fromkeys([*chars, *(left + right for left, right in merges)], 1) | SPECIAL
+    return FakeFile(metadata(list(texts), list(texts.values()), [f"{a} {b}" for a, b in merges]))
 
 
 def test_a_vocabulary_of_150k_tokens_builds_and_encodes_fast() -> None:
