@@ -82,11 +82,15 @@ def test_params_are_frozen_and_do_not_share_the_callers_mapping():
 # --- randomness ------------------------------------------------------------------------------
 
 
+def words(values):
+    return np.array(values, dtype=np.uint64)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.tuples(*[st.integers(0, 2**64 - 1)] * 4), st.tuples(*[st.integers(0, 2**64 - 1)] * 2))
 def test_philox_is_the_published_generator(counter, key):
     value = sum(word << (64 * i) for i, word in enumerate(counter))
-    oracle = np.random.Philox(counter=(value - 1) % 2**256, key=list(key))  # it counts up first
+    oracle = np.random.Philox(counter=(value - 1) % 2**256, key=words(key))  # counts up first
     assert list(philox(counter, key)) == [int(word) for word in oracle.random_raw(4)]
 
 
@@ -236,7 +240,7 @@ def test_draws_follow_the_exact_law(name):
 
 def test_three_positions_jointly_follow_the_exact_law():
     """A Markov toy model with a penalty: the law of a position depends on the tokens drawn."""
-    n, draws = 5, 10000
+    n, draws = 4, 6000
     rows = [toy_row(n, seed, 1.0) for seed in range(n)]
     params = SamplingParams(temperature=1.2, top_p=0.95, frequency_penalty=0.8)
     counts, law = np.zeros((n, n, n)), np.zeros((n, n, n))
@@ -260,7 +264,7 @@ def test_large_vocabulary_draws_follow_the_law():
     row[[0, 69, 70, 4000, n - 14, n - 13, n - 1]] = [1, 0.5, 0, 1.5, 0.2, 0.4, 0.9]
     params = SamplingParams(temperature=1.0)
     tokens = [
-        Sampler(params, n, seed=s).choose(row, TokenHistory((1,))).token for s in range(10000)
+        Sampler(params, n, seed=s).choose(row, TokenHistory((1,))).token for s in range(4000)
     ]
     assert chi_square(np.bincount(tokens, minlength=n), oracle(row, params)) < 4.5
 

@@ -1,5 +1,6 @@
 """Logits to the exact distribution the next token is drawn from."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,16 +79,25 @@ def distribution(row: Logits, params: SamplingParams) -> Distribution:
         ids = largest(row, params.top_k)
         kept = below_peak(row[ids], params.temperature).astype(np.float64)
         return _cut(ids, kept, float(kept.sum()), params)
-    weights = below_peak(row, params.temperature)
-    total = float(weights.sum(dtype=np.float64))
     if params.top_p < 1.0:
+        weights = below_peak(row, params.temperature)
+        total = float(weights.sum(dtype=np.float64))
         ids = _nucleus_candidates(weights, params.top_p * total)
         return _cut(ids, weights[ids].astype(np.float64), total, params)
     if params.min_p > 0.0:
-        ids = np.flatnonzero(weights >= np.float32(params.min_p))
-        kept = weights[ids].astype(np.float64)
-        return Distribution(ids, kept, float(kept.sum()))
-    return Distribution(None, weights, total)
+        return _above_min_p(row, params)
+    weights = below_peak(row, params.temperature)
+    return Distribution(None, weights, float(weights.sum(dtype=np.float64)))
+
+
+def _above_min_p(row: Logits, params: SamplingParams) -> Distribution:
+    """min_p alone: a floor on the logits (a little low) leaves few ids to weigh exactly."""
+    floor = float(row.max()) + params.temperature * (math.log(params.min_p) - 1e-3)
+    ids = np.flatnonzero(row >= np.float32(floor)).astype(np.int64, copy=False)
+    weights = below_peak(row[ids], params.temperature)
+    kept = weights >= np.float32(params.min_p)
+    exact = weights[kept].astype(np.float64)
+    return Distribution(ids[kept], exact, float(exact.sum()))
 
 
 def _nucleus_candidates(weights: NDArray[np.float32], mass: float) -> Ids:
