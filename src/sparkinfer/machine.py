@@ -6,8 +6,6 @@ import platform
 import sys
 from pathlib import Path
 
-import psutil
-
 _CPU = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -21,6 +19,8 @@ def allowed_cpus() -> list[int]:
 
 def allowed_cores(cpu_root: Path = _CPU) -> int:
     """Return how many physical cores stand behind the allowed CPUs; hyper-threads count once."""
+    import psutil
+
     cpus = allowed_cpus()
     groups = {_siblings(cpu_root / f"cpu{cpu}" / "topology") or str(cpu) for cpu in cpus}
     if len(groups) < len(cpus) or sys.platform == "linux":
@@ -82,6 +82,8 @@ def default_threads() -> int:
 
 def available_memory() -> int:
     """Return the bytes that can be allocated now without swapping, the group's limit included."""
+    import psutil
+
     available = int(psutil.virtual_memory().available)
     limit = memory_limit()
     if limit is None:
@@ -91,6 +93,8 @@ def available_memory() -> int:
 
 def memory_total() -> int:
     """Return the bytes of memory of this machine, or of this control group where it is less."""
+    import psutil
+
     total = int(psutil.virtual_memory().total)
     limit = memory_limit()
     return total if limit is None else min(total, limit)

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -29,6 +28,8 @@ for module in (run, chat, bench, inspect, pull, options, doctor):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         print(f"sparkinfer {version('sparkinfer')}")
         raise typer.Exit
 

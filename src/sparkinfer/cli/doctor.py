@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -67,6 +66,8 @@ def command(
 
 
 def _software() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
     yield Finding("software", "python", f"{platform.python_version()} on {platform.platform()}")
     for package in _PACKAGES:
         try:
@@ -140,6 +141,8 @@ def _why_unwritable(path: Path) -> str:
 
 
 def _gpu() -> Iterator[Finding]:
+    from importlib.metadata import version
+
     tool = shutil.which("nvidia-smi")
     fields = "--query-gpu=name,memory.total,driver_version"
     if tool is None:
