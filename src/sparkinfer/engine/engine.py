@@ -3,6 +3,7 @@
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -100,13 +101,16 @@ class Engine:
         from sparkinfer.tokenizer import Tokenizer
 
         started = perf_counter()
-        file = open_gguf(path)
-        tokenizer = Tokenizer.from_gguf(file)
-        chat = TEMPLATE_KEY in file.metadata
-        template = ChatTemplate.from_gguf(file, tokenizer) if chat else None
-        target = load_target(
-            file, context=context, threads=threads, activations=activations, progress=progress
-        )
+        with ExitStack() as undo:
+            file = undo.enter_context(open_gguf(path))
+            tokenizer = Tokenizer.from_gguf(file)
+            template = None
+            if TEMPLATE_KEY in file.metadata:
+                template = undo.enter_context(closing(ChatTemplate.from_gguf(file, tokenizer)))
+            target = load_target(
+                file, context=context, threads=threads, activations=activations, progress=progress
+            )
+            undo.pop_all()  # the engine closes them from here on
         return cls(target, tokenizer, template, load_seconds=perf_counter() - started)
 
     @property

@@ -1,0 +1,66 @@
+"""Engine over real (tiny) model files, against a loop over whole prefixes of the same target."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkinfer import Engine
+from sparkinfer.errors import MissingFileError, RequestError
+
+GOLDEN = Path(__file__).parent.parent / "data" / "golden"
+FILES = ("llama-tiny-F32.gguf", "qwen3-tiny-Q8_0.gguf")
+PROMPT = [5, 6, 7, 8, 9, 10, 11]
+FREE = {"ignore_eos": True, "max_tokens": 10}
+
+
+@pytest.fixture(scope="module", params=FILES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(GOLDEN / request.param, context=96, threads=2) as loaded:
+        yield loaded
+
+
+def greedy(engine, prompt, count):
+    """Every token from the prompt's whole prefix in a state of its own."""
+    tokens = list(prompt)
+    for _ in range(count):
+        row = engine.target.forward(engine.target.new_state(), tokens)[0]
+        tokens.append(int(row[: engine.tokenizer.n_vocab].argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
+def test_greedy_output_is_that_of_whole_prefixes(engine):
+    result = engine.generate(PROMPT, **FREE, logprobs=1)
+    assert result.tokens == greedy(engine, PROMPT, 10)
+    assert all(item.top[0][0] == item.token for item in result.logprobs)
+    assert result.text == engine.tokenizer.decode(result.tokens, skip_special=True)
+    assert list(result.paths) == ["prefill", "ar/graph"]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}])
+def test_a_kept_prefix_changes_nothing(engine, options):
+    first = engine.generate(PROMPT, **FREE, **options)
+    prompts = [
+        [*PROMPT, *first.tokens, 20, 21, 22],
+        PROMPT,
+        [*PROMPT, first.tokens[0], 30, 31],
+        [40, 41],
+    ]
+    for prompt in prompts:
+        kept = engine.generate(prompt, **FREE, **options)
+        fresh = engine.generate(prompt, **FREE, **options, reuse_prefix=False)
+        assert kept.tokens == fresh.tokens
+        assert fresh.usage.cached_tokens == 0
+        engine.generate(PROMPT, **FREE, **options)
+
+
+def test_the_context_is_filled_to_its_last_token(engine):
+    result = engine.generate([5] * 90, ignore_eos=True)
+    assert (len(result.tokens), result.finish_reason) == (6, "context")
+    with pytest.raises(RequestError, match="prompt has 97 tokens, the context holds 96"):
+        engine.generate([5] * 97)
+
+
+def test_a_file_that_is_missing_is_named():
+    with pytest.raises(MissingFileError, match=r"none\.gguf"):
+        Engine.load("none.gguf")
