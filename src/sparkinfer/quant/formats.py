@@ -21,7 +21,7 @@ from .codes import F32, U8, Codes
 
 __all__ = ["KNOWN_TYPES", "QUANT_FORMATS", "Codes", "QuantFormat", "dequantize", "unpack"]
 
-CHUNK_VALUES = 1 << 18  # values decoded at a time, so that temporaries stay in the cache
+CHUNK_VALUES = 1 << 19  # decoded at a time: temporaries stay near the cache
 
 
 @dataclass(frozen=True)
