@@ -60,11 +60,11 @@ def table(results: Iterable[Measurement]) -> "Table":
 
     grid = Table(box=None, pad_edge=False)
     grid.add_column("test")
-    for title in ("tok/s, mean ± sd", "median", "ms, median", "cost(n)/cost(1)"):
+    for title in ("tok/s, mean ± sd", "median", "ms a call", "cost(n)/cost(1)"):
         grid.add_column(title, justify="right")
     for result in results:
         rate = f"{result.mean:,.1f} ± {result.deviation:,.1f}"
-        milliseconds = f"{1e3 * result.workload.tokens / result.median:,.2f}"
+        milliseconds = f"{1e3 * result.workload.tokens_a_call / result.median:,.2f}"
         cost = "" if result.cost is None else f"{result.cost:.2f}"
         grid.add_row(result.workload.name, rate, f"{result.median:,.1f}", milliseconds, cost)
     return grid

@@ -29,6 +29,11 @@ class Workload:
         at = f" @ d{self.depth}" if self.depth else ""
         return f"{_PREFIX[self.kind]}{self.tokens}{at}"
 
+    @property
+    def tokens_a_call(self) -> int:
+        """Tokens that one forward gets."""
+        return 1 if self.kind == "decode" else self.tokens
+
 
 def plan_workloads(
     prompts: Sequence[int], decodes: Sequence[int], widths: Sequence[int], depths: Sequence[int]

@@ -49,7 +49,11 @@ def command(
     with progress(options) as report, open_target(model, options, report, longest) as target:
         results = measure(target, target.config.n_vocab, workloads, rounds, report)
         plan = dict(target.plan)
-        facts = {"name": target.config.name, "architecture": target.config.architecture}
+        facts = {
+            "name": target.config.name,
+            "architecture": target.config.architecture,
+            "weight_bytes_per_token": target.weight_bytes_per_token,
+        }
     if as_json:
         for result in results:
             print(json_line(result, facts, plan, options))

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from sparkinfer.cli.console import Report, progress
+from sparkinfer.cli.console import Report, progress, status
+from sparkinfer.errors import DeviceError
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def load_engine(model: str, options: Options) -> "Engine":
 
     with progress(options) as report:
         path = locate(model, options.path("model_dir"), report)
+        announce_compiling(options)
         return Engine.load(
             path,
             context=options.integer("context"),
@@ -32,6 +34,25 @@ def load_engine(model: str, options: Options) -> "Engine":
         )
 
 
+def announce_compiling(options: Options) -> None:
+    """Say that the first run compiles, where this version has not compiled on this machine yet.
+
+    Raises: DeviceError when the cache folder cannot be used.
+    """
+    from sparkinfer.backend.compiled import cache_folder, set_cache_root
+
+    root = options.path("cache_dir")
+    set_cache_root(root)
+    try:
+        folder = cache_folder()
+        first = folder is None or not any(folder.iterdir())
+    except OSError as error:
+        reason = f"cannot use the cache folder {root}: {error.strerror}"
+        raise DeviceError(f"{reason}; --cache-dir names another") from error
+    if first and options.text("progress") != "off":
+        status("first run: compiling for this CPU ...")
+
+
 @contextmanager
 def open_target(model: str, options: Options, report: Report, context: int) -> Iterator["Target"]:
     """Yield a loaded target whose states hold `context` tokens."""
@@ -39,6 +60,7 @@ def open_target(model: str, options: Options, report: Report, context: int) -> I
     from sparkinfer.pull import locate
 
     path = locate(model, options.path("model_dir"), report)
+    announce_compiling(options)
     target = load_target(
         path,
         context=max(1, context),
