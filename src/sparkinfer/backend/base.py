@@ -37,6 +37,11 @@ class Activation:
     f32: Buffer
     q8: Buffer | None
 
+    @property
+    def private(self) -> bool:
+        """Each thread has its copy: a prologue of the one phase that reads it must write it."""
+        return self.f32.thread_stride != 0
+
 
 class Tape(Protocol):
     """A recorded sequence of ops."""

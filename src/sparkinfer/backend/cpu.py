@@ -1,7 +1,8 @@
 """The CPU backend: buffers in ordinary memory, a tape of compiled jobs and the threads that replay it."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ PROLOGUE_ROWS = 16  # up to here cheap ops run in each thread instead of as a ph
 
 @dataclass(frozen=True)
 class Job:
-    """`kernel` run over `chunks` chunks with the int64 arguments `args`; `count` (an address) overrides `chunks`."""
+    """`kernel` run over `chunks` chunks with the int64 arguments `args`; the word at `count` (if any) multiplies them."""
 
     kernel: Kernel
     args: tuple[int, ...]
@@ -65,14 +66,27 @@ class CpuRecorder:
     phases: list[tuple[list[Job], list[Job]]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     _pending: list[Job] = field(default_factory=list)
+    _together: list[Job] | None = None
 
     def phase(self, jobs: list[Job]) -> None:
         """A phase of `jobs` that may run side by side; pending prologue entries run before it in each thread."""
+        if self._together is not None:
+            self._together += jobs
+            return
         self.phases.append((jobs, self._pending))
         self._pending = []
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Join the phases recorded inside into one: their ops must not read each other's results."""
+        self._together = []
+        yield
+        jobs, self._together = self._together, None
+        self.phase(jobs)
+
     def prologue(self, job: Job) -> None:
         """Run `job` (one chunk) in each thread that takes part in the next phase. It must give every thread the same bytes."""
+        assert self._together is None, "a prologue belongs before the joined phases"
         self._pending.append(job)
 
     @property

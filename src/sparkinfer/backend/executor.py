@@ -9,7 +9,7 @@ Memory layout (int64 words):
   control: 0 epoch | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
-  job:     function, args, chunks, address of a chunk count that overrides it (0: none)
+  job:     function, args, chunks, address of a factor of the chunks that is known at run time (0: none)
   prologue entry: function, args
   counters: per phase one cache line for the claim (epoch << 24 | next chunk) and one for the chunks done
 """
@@ -96,8 +96,8 @@ def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
 
 @njit(error_model="numpy")
 def _job_chunks(job: int) -> int:
-    override = load_i64(job + 24)
-    return load_i64(override) if override != 0 else load_i64(job + 16)
+    factor = load_i64(job + 24)
+    return load_i64(job + 16) * (load_i64(factor) if factor != 0 else 1)
 
 
 @njit(error_model="numpy")

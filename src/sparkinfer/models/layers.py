@@ -3,14 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cpu import CpuRecorder
 from sparkinfer.kernels.attention import attention
+from sparkinfer.kernels.conv import conv
+from sparkinfer.kernels.copy_rows import copy_rows
+from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
+from sparkinfer.kernels.gated_delta import DeltaInputs, gated_delta
 from sparkinfer.kernels.gated_linear import gated_linear
+from sparkinfer.kernels.gated_norm import gated_norm
 from sparkinfer.kernels.linear import PackedWeight, linear
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.rope import rope
-from sparkinfer.kernels.shapes import Heads
+from sparkinfer.kernels.route import Routing, route
+from sparkinfer.kernels.shapes import Heads, RecurrentShape
 from sparkinfer.models.workspace import Workspace
 
 
@@ -27,7 +35,7 @@ class Run:
     eps: float
 
     def activation(self, name: str, width: int, readers: Sequence[PackedWeight], *, cheap: bool) -> Activation:
-        """Input of `readers`; `cheap` when a prologue may write it."""
+        """Input of `readers`; `cheap` when a prologue may write it: only one phase reads it."""
         quantised = any(weight.quantised for weight in readers)
         private = cheap and self.recorder.prefers_prologue
         return self.workspace.activation(name, width, quantised=quantised, private=private)
@@ -35,11 +43,15 @@ class Run:
     def output(self, name: str, weight: PackedWeight) -> Buffer:
         return self.workspace.buffer(name, weight.padded_outputs)
 
-    def norm(self, weight: Buffer, readers: Sequence[PackedWeight]) -> Activation:
-        """The normed residual stream."""
-        out = self.activation("norm", self.x.width, readers, cheap=True)
+    def norm(self, weight: Buffer, readers: Sequence[PackedWeight], *, phases: int = 1) -> Activation:
+        """The normed residual stream, for `phases` phases that read it."""
+        out = self.activation("norm", self.x.width, readers, cheap=phases == 1)
         rms_norm(self.recorder, self.x, weight, out, eps=self.eps)
         return out
+
+    def copy_stream(self, target: Buffer) -> None:
+        """Keep the residual stream as it is now."""
+        copy_rows(self.recorder, self.x, target)
 
     def add_to_stream(self, activation: Activation, weight: PackedWeight) -> None:
         linear(self.recorder, activation, [weight], [self.x], add=True)
@@ -84,3 +96,81 @@ class FeedForward:
         hidden = run.activation("hidden", self.gate.outputs, [self.down], cheap=False)
         gated_linear(run.recorder, run.norm(self.norm, [self.gate, self.up]), self.gate, self.up, hidden)
         run.add_to_stream(hidden, self.down)
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """Linear attention with a recurrent state; `layer` is its place among the recurrent layers."""
+
+    shape: RecurrentShape
+    layer: int
+    norm: Buffer
+    qkv: PackedWeight
+    gate: PackedWeight
+    alpha: PackedWeight
+    beta: PackedWeight
+    conv_weight: Buffer
+    decay_rate: Buffer
+    time_bias: Buffer
+    head_norm: Buffer
+    output: PackedWeight
+
+    def record(self, run: Run) -> None:
+        recorder, shape = run.recorder, self.shape
+        projections = [self.qkv, self.gate, self.alpha, self.beta]
+        names = ("gdn qkv", "gdn gate", "gdn alpha", "gdn beta")
+        qkv, gate, alpha, beta = (run.output(name, weight) for name, weight in zip(names, projections, strict=True))
+        linear(recorder, run.norm(self.norm, projections), projections, [qkv, gate, alpha, beta])
+        mixed = run.workspace.buffer("gdn conv", shape.channels)
+        conv(recorder, qkv, self.conv_weight, shape, self.layer, run.params, mixed)
+        inputs = DeltaInputs(mixed, alpha, beta, self.decay_rate, self.time_bias)
+        out = run.workspace.buffer("gdn out", shape.value_heads * shape.head_size)
+        gated_delta(recorder, inputs, shape, self.layer, run.params, out, run.eps)
+        normed = run.activation("gdn normed", out.width, [self.output], cheap=True)
+        gated_norm(recorder, out, gate, self.head_norm, normed, heads=shape.value_heads, eps=run.eps)
+        run.add_to_stream(normed, self.output)
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    """Routed experts plus a gated shared expert. `router` has one row per expert and the shared expert's gate last."""
+
+    experts: int
+    used: int
+    norm: Buffer
+    router: PackedWeight
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
+    shared_gate: PackedWeight
+    shared_up: PackedWeight
+    shared_down: PackedWeight
+
+    def record(self, run: Run) -> None:
+        recorder, space = run.recorder, run.workspace
+        x = run.norm(self.norm, [self.gate, self.shared_gate], phases=2)
+        logits = run.output("router", self.router)
+        shared_hidden = run.activation("shared hidden", self.shared_gate.outputs, [self.shared_down], cheap=False)
+        with recorder.together():
+            linear(recorder, x, [self.router], [logits])
+            gated_linear(recorder, x, self.shared_gate, self.shared_up, shared_hidden)
+        routing, buffers = self._buffers(space)
+        route(recorder, logits, routing)
+        experts_hidden(recorder, x, self.gate, self.up, routing, buffers)
+        shared = run.output("shared out", self.shared_down)
+        with recorder.together():
+            experts_out(recorder, self.down, routing, buffers)
+            linear(recorder, shared_hidden, [self.shared_down], [shared])
+        experts_combine(recorder, routing, buffers, shared, logits, self.experts, run.x)
+
+    def _buffers(self, space: Workspace) -> tuple[Routing, ExpertBuffers]:
+        slots = space.rows * self.used
+        words = 1 + 2 * slots + 3 * min(self.experts, slots)
+        routing = Routing(
+            table=space.single("routing", words, np.int64),
+            weights=space.buffer("routing weights", self.used),
+            experts=self.experts,
+            used=self.used,
+        )
+        hidden = space.activation("expert hidden", self.gate.outputs, quantised=self.down.quantised, private=False, per_row=self.used)
+        return routing, ExpertBuffers(hidden, space.buffer("expert out", self.down.padded_outputs, per_row=self.used))

@@ -88,9 +88,9 @@ class Weights:
         if self.exact or len(kinds) > 1:
             return self.packed_floats(np.concatenate([np.atleast_2d(self.floats(name)) for name in names]))
         blocks = [self._blocks(name) for name in names]
-        shape = self.file.tensors[names[0]].shape
-        outputs = sum(self.file.tensors[name].shape[1] if len(shape) > 1 else 1 for name in names)
-        return self._pack(kinds.pop(), np.concatenate(blocks) if len(blocks) > 1 else blocks[0], outputs, shape[0], 1)
+        shapes = [(*self.file.tensors[name].shape, 1) for name in names]
+        stacked = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
+        return self._pack(kinds.pop(), stacked, sum(shape[1] for shape in shapes), shapes[0][0], 1)
 
     def experts(self, name: str) -> PackedWeight:
         """A stack of expert matrices [inputs, outputs, experts]."""

@@ -233,7 +233,7 @@ def record(
         *activation_args(out, rows), partial, params.address, shape.heads, size, splits, rows,
         gate.address if gate else 0, gate.stride if gate else 0,
     )  # fmt: skip
-    if recorder.prefers_prologue:
+    if out.private:
         recorder.prologue(Job(merge_all_job, merge, 1))
     else:
         recorder.phase([Job(merge_job, merge, rows)])

@@ -47,7 +47,7 @@ def record(
         *activation_args(out, rows), x.address, x.stride, gate.address, gate.stride, weight.address, width, heads,
         float_bits(eps), rows,
     )  # fmt: skip
-    if recorder.prefers_prologue:
+    if out.private:
         recorder.prologue(Job(gated_norm_all_job, args, 1))
     else:
         recorder.phase([Job(gated_norm_job, args, rows)])

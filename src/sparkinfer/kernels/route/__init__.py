@@ -1,0 +1,33 @@
+"""Top-k routing of a mixture of experts."""
+
+from dataclasses import dataclass
+
+from sparkinfer.backend.base import Buffer, Recorder
+from sparkinfer.kernels.select import select
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Result of `route` for `rows` rows, `used` experts each. A slot is one (row, expert) pair, slots ordered by expert.
+
+    table: int64 words: number of active experts | rows x used slots of each row by rank | per active expert: its id,
+    its number of rows, its first slot | the row of every slot. weights: float32 rows x used by rank, sum 1 a row.
+    """
+
+    table: Buffer
+    weights: Buffer
+    experts: int
+    used: int
+
+    def words(self, rows: int) -> int:
+        """int64 words of the table."""
+        return 1 + 2 * rows * self.used + 3 * min(self.experts, rows * self.used)
+
+
+def route(recorder: Recorder, logits: Buffer, routing: Routing) -> None:
+    """Record the choice of the `used` largest of the first `experts` logits of every row (ties: the lower id).
+
+    Shapes: logits rows x at least experts. The weights are the softmax over the chosen logits, which equals the
+    renormalised softmax over all. Rows do not mix, except that slots are numbered over all rows.
+    """
+    select("route", recorder.backend)(recorder, logits, routing)
