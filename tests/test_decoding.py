@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toy_model import BlockDecoder, ToyTarget, hashed_logits
+from toy_model import ToyTarget, WindowDecoder, hashed_logits, oracle_draft
 
 from sparkinfer.decoding import AutoregressiveDecoder
 from sparkinfer.errors import ModelOutputError
@@ -32,7 +32,10 @@ def reference(params, count):
 def test_tokens_are_those_of_a_loop_over_whole_prefixes(temperature):
     params = SamplingParams(temperature=temperature, repetition_penalty=1.2, logprobs=2)
     target, decoder, state, history = started(AutoregressiveDecoder, params)
-    steps = [decoder.step(100) for _ in range(12)]
+    steps = []
+    for _ in range(12):
+        steps.append(decoder.step(100))
+        decoder.commit(1)
     assert [token for step in steps for token in step.tokens] == reference(params, 12)
     assert history.output == reference(params, 12)
     assert state.tokens == [*PROMPT, *history.output[:-1]]
@@ -85,15 +88,38 @@ def test_a_bad_logit_names_its_position():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-@pytest.mark.parametrize("drop", range(4))
-def test_after_a_drop_a_block_decoder_is_where_single_steps_would_be(temperature, drop):
+@pytest.mark.parametrize("kept", range(1, 5))
+def test_after_a_commit_a_window_decoder_is_where_single_steps_would_be(temperature, kept):
     params = SamplingParams(temperature=temperature, presence_penalty=0.7)
-    _, decoder, state, history = started(BlockDecoder, params, 4)
-    decoder.step(100)
-    decoder.step(100)
-    decoder.drop(drop)
-    kept = 8 - drop
-    assert history.output == reference(params, kept)
+    _, decoder, state, history = started(WindowDecoder, params, 4)
+    assert len(decoder.step(100).tokens) == 1
+    decoder.commit(1)
+    assert len(decoder.step(100).tokens) == 4
+    decoder.commit(kept)
+    assert history.output == reference(params, kept + 1)
     assert state.tokens == [*PROMPT, *history.output[:-1]]
     decoder.step(100)
-    assert history.output == reference(params, kept + 4)
+    decoder.commit(4)
+    assert history.output == reference(params, kept + 5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9])
+def test_wrong_drafts_cost_rows_but_change_no_token(temperature, accuracy):
+    """The protocol carries a decoder that verifies drafts: its output is the plain one."""
+    rng = np.random.default_rng(3)
+
+    def draft(decoder, count):
+        right = oracle_draft(decoder, count)
+        return [token if rng.random() < accuracy else int(rng.integers(N)) for token in right]
+
+    params = SamplingParams(temperature=temperature, repetition_penalty=1.3, logprobs=1)
+    target, decoder, state, history = started(WindowDecoder, params, 4, None, draft)
+    steps = []
+    while len(history.output) < 40:
+        steps.append(decoder.step(100))
+        decoder.commit(len(steps[-1].tokens))
+    assert history.output == reference(params, len(history.output))
+    assert state.tokens == [*PROMPT, *history.output[:-1]]
+    assert sum(step.rows for step in steps) == target.computed - len(PROMPT)
+    assert [item.token for step in steps for item in step.logprobs] == history.output

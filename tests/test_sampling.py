@@ -263,9 +263,7 @@ def test_large_vocabulary_draws_follow_the_law():
     row = np.full(n, -30.0, dtype=np.float32)
     row[[0, 69, 70, 4000, n - 14, n - 13, n - 1]] = [1, 0.5, 0, 1.5, 0.2, 0.4, 0.9]
     params = SamplingParams(temperature=1.0)
-    tokens = [
-        Sampler(params, n, seed=s).choose(row, TokenHistory((1,))).token for s in range(4000)
-    ]
+    tokens = [Sampler(params, n, seed=s).choose(row, TokenHistory((1,))).token for s in range(4000)]
     assert chi_square(np.bincount(tokens, minlength=n), oracle(row, params)) < 4.5
 
 

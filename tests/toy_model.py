@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sparkinfer.decoding import AutoregressiveDecoder, StepResult
+from sparkinfer.decoding import StepResult
 from sparkinfer.errors import RequestError
+from sparkinfer.sampling import Choice, Sampler, TokenHistory
 from sparkinfer.tokenizer import Detokenizer
 
 CONTROL = ("<s>", "<end>", "<turn>")
@@ -76,6 +77,7 @@ class ToySequence:
         self.context = context
         self.tokens: list[int] = []
         self.recurrent = True if recurrent else None
+        self.pending: list[int] = []
 
     @property
     def length(self) -> int:
@@ -86,6 +88,11 @@ class ToySequence:
 
     def restore(self, snapshot: Any) -> None:
         self.tokens = list(snapshot)
+
+    def commit(self, count: int) -> None:
+        assert 1 <= count <= len(self.pending)
+        self.tokens += self.pending[:count]
+        self.pending = []
 
     def rewind(self, n: int) -> None:
         assert not self.recurrent or n == self.length, "a rewind that computes tokens again"
@@ -146,13 +153,20 @@ class ToyTarget:
         self.states.append(ToySequence(self.context, self.recurrent))
         return self.states[-1]
 
-    def forward(self, state: ToySequence, tokens: Sequence[int]) -> np.ndarray:
+    def forward(
+        self, state: ToySequence, tokens: Sequence[int], *, rows: str = "last", verify: bool = False
+    ) -> np.ndarray:
         if state.length + len(tokens) > state.context:
             raise RequestError(f"{state.length} + {len(tokens)} tokens > context {state.context}")
         self.before_forward()
-        state.tokens += tokens
         self.computed += len(tokens)
-        return self.logits(state.tokens)[None]
+        whole = [*state.tokens, *tokens]
+        if verify:
+            state.pending = list(tokens)
+        else:
+            state.tokens, state.pending = whole, []
+        first = len(whole) if rows == "last" else len(whole) - len(tokens) + 1
+        return np.stack([self.logits(whole[:end]) for end in range(first, len(whole) + 1)])
 
     def prefill(
         self, state: ToySequence, tokens: Sequence[int], progress: Any = None
@@ -168,41 +182,79 @@ class ToyTarget:
         self.closed = True
 
 
-class BlockDecoder(AutoregressiveDecoder):
-    """Returns several tokens a step, as a speculative decoder would, whatever the limit asks.
+Draft = Callable[["WindowDecoder", int], list[int]]
 
-    The first step has `offset` tokens, later ones `width`. Inside, every token is a single step.
+
+def oracle_draft(decoder: "WindowDecoder", count: int) -> list[int]:
+    """What the target will choose, for a toy target: every draft is accepted."""
+    history, tokens = decoder.history, []
+    for _ in range(count):
+        row = decoder.target.logits([*history.prompt, *history.output])
+        tokens.append(decoder.sampler.choose(row, history).token)
+        history.push(tokens[-1])
+    history.pop(count)
+    return tokens
+
+
+class WindowDecoder:
+    """Drafts a window, verifies it in one forward and returns what the target itself chooses.
+
+    Windows have `width` rows, the first one `offset`; neither looks at the limit.
     """
 
-    name = "block"
+    name = "window"
 
-    def __init__(self, target: ToyTarget, width: int, offset: int | None = None) -> None:
-        super().__init__(target)
-        self.width, self.offset = width, offset or width
-        self.dropped = 0
-        self._first_step = True
+    def __init__(
+        self, target: Any, width: int, offset: int | None = None, draft: Draft = oracle_draft
+    ) -> None:
+        self.target, self.width, self.offset, self.draft = target, width, offset or width, draft
+        self.thrown_away = 0
 
-    def begin(self, *arguments: Any, **more: Any) -> None:
-        self._first_step = True
-        super().begin(*arguments, **more)
+    def begin(
+        self,
+        state: Any,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        history: TokenHistory,
+        progress: Any = None,
+    ) -> None:
+        self.state, self.sampler, self.history = state, sampler, history
+        self.first: Any = self.target.prefill(state, tokens, progress).copy()
+        self.rows = self.offset
 
     def step(self, limit: int) -> StepResult:
-        count = self.offset if self._first_step else self.width
-        self._first_step = False
-        room = self._state.context - self._state.length
-        steps = [super(BlockDecoder, self).step(limit) for _ in range(max(1, min(count, room)))]
-        return StepResult(
-            tokens=tuple(token for step in steps for token in step.tokens),
-            logprobs=tuple(item for step in steps for item in step.logprobs),
-            path="window",
-            mode="graph",
-            rows=len(steps),
-            drafted=len(steps) - 1,
-            accepted=len(steps) - 1,
-            seconds={"target": sum(step.seconds["target"] for step in steps)},
-        )
+        if self.first is not None:
+            choices, self.first, self.window = [self._choose(self.first)], None, 0
+            return self._result(choices, "prefill", 0)
+        room = self.state.context - self.state.length
+        self.window, self.rows = max(1, min(self.rows, room)), self.width
+        drafts = self.draft(self, self.window - 1)
+        window = [self.history.output[-1], *drafts]
+        rows = self.target.forward(self.state, window, rows="all", verify=True)
+        choices = [self._choose(rows[0])]
+        while len(choices) < self.window and choices[-1].token == drafts[len(choices) - 1]:
+            choices.append(self._choose(rows[len(choices)]))
+        return self._result(choices, self.name, self.window)
 
-    def drop(self, count: int) -> None:
-        self.dropped += count
-        self._history.pop(count)
-        self._state.rewind(count)
+    def commit(self, count: int) -> None:
+        self.thrown_away += self.made - count
+        self.history.pop(self.made - count)
+        if self.window:
+            self.state.commit(count)
+
+    def _choose(self, row: Any) -> Choice:
+        choice = self.sampler.choose(row, self.history)
+        self.history.push(choice.token)
+        return choice
+
+    def _result(self, choices: list[Choice], path: str, rows: int) -> StepResult:
+        self.made = len(choices)
+        return StepResult(
+            tokens=tuple(choice.token for choice in choices),
+            logprobs=tuple(choice.logprob for choice in choices if choice.logprob),
+            path=path,
+            mode="graph" if rows else "",
+            rows=rows,
+            drafted=max(0, rows - 1),
+            accepted=len(choices) - 1,
+        )

@@ -71,8 +71,8 @@ class StepResult:
 class Decoder(Protocol):
     """Produces the output of one request after another, over a state it is given.
 
-    Between calls the state holds every token but the last one returned, as after plain decoding,
-    and the history holds all of them.
+    The order of calls is `begin`, then `step` and `commit` in turn. After `commit` the state holds
+    every output token but the last, as after plain decoding, and the history holds all of them.
     """
 
     name: str
@@ -90,10 +90,11 @@ class Decoder(Protocol):
     def step(self, limit: int) -> StepResult:
         """The next tokens, at least one; more than `limit` (>= 1) would be thrown away."""
 
-    def drop(self, count: int) -> None:
-        """Forget the last `count` tokens of the last step, in state and history.
+    def commit(self, count: int) -> None:
+        """Keep the first `count` (>= 1) tokens of the last step; the others were never there.
 
-        At least one token of that step stays, so the state keeps every token but the last kept.
+        Deciding after the step, not undoing it, is what recurrent states need: a window that was
+        verified but not committed has left them as they were.
         """
 
 
@@ -144,6 +145,6 @@ class AutoregressiveDecoder:
             seconds=seconds,
         )
 
-    def drop(self, count: int) -> None:
-        """A step has one token and keeps it, so there is never one to forget."""
-        assert count == 0, count
+    def commit(self, count: int) -> None:
+        """A step has one token, and the row it came from is part of the state already."""
+        assert count == 1, count

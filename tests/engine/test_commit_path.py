@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from toy_model import (
     BOS,
     END,
-    BlockDecoder,
     ToyTarget,
     ToyTokenizer,
+    WindowDecoder,
     hashed_logits,
     scripted_logits,
 )
@@ -32,7 +32,7 @@ def engines(script, width=1, offset=None, context=256):
 
     plain = Engine(ToyTarget(logits(), context), TOKENIZER)
     target = ToyTarget(logits(), context)
-    block = BlockDecoder(target, width, offset)
+    block = WindowDecoder(target, width, offset)
     return plain, Engine(target, TOKENIZER, decoder=block)
 
 
@@ -140,7 +140,7 @@ def test_any_request_over_any_blocks_equals_single_steps(
     width, offset, stops, limit, min_tokens, temperature, seed, penalty, ignore_eos
 ):
     results = []
-    for decoder in (None, BlockDecoder):
+    for decoder in (None, WindowDecoder):
         target = ToyTarget(hashed_logits(TOKENIZER.n_vocab), context=28)
         made = decoder(target, width, min(offset, width)) if decoder else None
         results.append(
@@ -219,8 +219,8 @@ def test_min_tokens_keeps_stop_strings_out_of_the_first_tokens():
 def test_steps_are_counted_by_path():
     _, block = engines([A] * 9, 4)
     result = block.generate(PROMPT)
-    (name, count), *others = result.paths.items()
-    assert (name, others) == ("window/graph", [])
-    assert (count.steps, count.rows, count.tokens) == (3, 12, 10)
+    assert list(result.paths) == ["prefill", "window/graph"]
+    count = result.paths["window/graph"]
+    assert (count.steps, count.rows, count.tokens) == (3, 12, 9)
     assert (count.drafted, count.accepted) == (9, 9)
-    assert block.decoder.dropped == 2
+    assert block.decoder.thrown_away == 3

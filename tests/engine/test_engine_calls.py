@@ -10,10 +10,10 @@ import pytest
 from toy_model import (
     BOS,
     TURN,
-    BlockDecoder,
     ToyTarget,
     ToyTemplate,
     ToyTokenizer,
+    WindowDecoder,
     hashed_logits,
     scripted_logits,
 )
@@ -169,8 +169,8 @@ def test_closing_an_engine_closes_its_parts():
 def test_the_plan_names_the_decoder():
     target = ToyTarget(scripted_logits(14, 1, []))
     assert Engine(target, TOKENIZER).plan == {"isa": "toy", "decoder": "ar"}
-    block = Engine(target, TOKENIZER, decoder=BlockDecoder(target, 4))
-    assert block.plan["decoder"] == "block"
+    block = Engine(target, TOKENIZER, decoder=WindowDecoder(target, 4))
+    assert block.plan["decoder"] == "window"
 
 
 # --- the package ---------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from toy_model import WindowDecoder
 
 from sparkinfer import Engine
 from sparkinfer.errors import MissingFileError, RequestError
@@ -35,6 +37,28 @@ def test_greedy_output_is_that_of_whole_prefixes(engine):
     assert all(item.top[0][0] == item.token for item in result.logprobs)
     assert result.text == engine.tokenizer.decode(result.tokens, skip_special=True)
     assert list(result.paths) == ["prefill", "ar/graph"]
+
+
+@pytest.mark.parametrize("width", [2, 5, 16])
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4, "presence_penalty": 0.5}])
+def test_verified_windows_give_the_bits_of_single_steps(engine, width, options):
+    """Tokens, text, log-probabilities, reason and usage, whatever is drafted."""
+    options = {"max_tokens": 40, "logprobs": 3, "reuse_prefix": False, **options}
+    plain = engine.generate(PROMPT, **options)
+    for accuracy in (0.0, 0.7, 1.0):
+        rng = np.random.default_rng(width)
+
+        def draft(decoder, count, rng=rng, accuracy=accuracy):
+            done = len(decoder.history.output)
+            right = [*plain.tokens, *[0] * 16][done : done + count]
+            return [t if rng.random() < accuracy else int(rng.integers(256)) for t in right]
+
+        decoder = WindowDecoder(engine.target, width, draft=draft)
+        result = Engine(engine.target, engine.tokenizer, decoder=decoder).generate(
+            PROMPT, **options
+        )
+        for part in ("tokens", "text", "logprobs", "finish_reason", "stop", "usage"):
+            assert getattr(result, part) == getattr(plain, part)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}])

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_model import BlockDecoder, ToyTarget, ToyTokenizer, hashed_logits
+from toy_model import ToyTarget, ToyTokenizer, WindowDecoder, hashed_logits
 
 from sparkinfer.engine import Engine
 from sparkinfer.engine.prefix import common_prefix
@@ -13,7 +13,7 @@ TOKENIZER = ToyTokenizer([bytes([c]) for c in b"abcdefgh"])
 
 def engine(recurrent=False, width=None):
     target = ToyTarget(hashed_logits(TOKENIZER.n_vocab), 64, recurrent=recurrent)
-    return Engine(target, TOKENIZER, decoder=BlockDecoder(target, width) if width else None)
+    return Engine(target, TOKENIZER, decoder=WindowDecoder(target, width) if width else None)
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
@@ -33,7 +33,6 @@ prompts = st.lists(st.integers(3, 5), min_size=1, max_size=12)
     st.sampled_from([None, 3]),
 )
 def test_any_series_of_requests_gives_what_fresh_engines_give(series, recurrent, width):
-    width = None if recurrent else width  # dropping tokens needs a state that rewinds
     kept, last = engine(recurrent, width), None
     for prompt, count, goes_on, reuse in series:
         if goes_on and last is not None:

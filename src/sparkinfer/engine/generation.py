@@ -137,15 +137,14 @@ class Generation(Iterator[Delta]):
             raise _Cancelled
 
     def _commit(self, step: StepResult) -> Delta:
-        """Take a step's tokens one by one; what follows the end is dropped from the state too."""
+        """Take a step's tokens one by one; what follows the end never reaches the state."""
         logprobs = step.logprobs or (None,) * len(step.tokens)
         kept = 0
         for token, logprob in zip(step.tokens, logprobs, strict=True):
             kept += 1
             if self._output.push(token, logprob):
                 break
-        if kept < len(step.tokens):
-            self._decoder.drop(len(step.tokens) - kept)
+        self._decoder.commit(kept)
         self._count(step, kept)
         return Delta(self._output.take(), step.tokens[:kept], step.logprobs[:kept])
 
