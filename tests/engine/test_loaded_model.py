@@ -11,7 +11,12 @@ from sparkinfer import Engine
 from sparkinfer.errors import MissingFileError, RequestError
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden"
-FILES = ("llama-tiny-F32.gguf", "qwen3-tiny-Q8_0.gguf")
+FILES = (
+    "llama-tiny-F32.gguf",
+    "qwen3-tiny-Q8_0.gguf",
+    "qwen35-tiny-F32.gguf",
+    "qwen35moe-tiny-F32.gguf",
+)
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 FREE = {"ignore_eos": True, "max_tokens": 10}
 
