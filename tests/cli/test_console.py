@@ -1,10 +1,13 @@
 """Progress on a terminal, on request, and nowhere else."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from sparkinfer.cli.console import complain, progress
+from sparkinfer.cli.console import _Bars, complain, progress
 from sparkinfer.options import resolve
 
 
@@ -28,6 +31,22 @@ def test_bars_on_a_terminal(
     report_twice(mode)
     out, err = capsys.readouterr()
     assert out == "" and "loading" in err and "100%" in err
+
+
+def test_reports_from_many_threads_share_one_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars, start = _Bars(), _Bars._start
+    starts: list[int] = []
+
+    def slow_start(self: _Bars) -> Any:
+        starts.append(1)
+        time.sleep(0.01)
+        return start(self)
+
+    monkeypatch.setattr(_Bars, "_start", slow_start)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda done: bars.show("loading", done, 20), range(21)))
+    bars.close()
+    assert len(starts) == 1
 
 
 def test_work_that_is_done_at_once_shows_no_bar(

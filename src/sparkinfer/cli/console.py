@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -91,15 +92,22 @@ def _first_time(label: str, seen: set[str]) -> None:
 
 
 class _Bars:
-    """Bars that appear with the first unfinished report. No thread draws them: it would take
-    a core from what is reported, or measured."""
+    """Bars that appear with the first unfinished report, from any thread.
+
+    No thread of their own draws them: it would take a core from what is measured.
+    """
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._drawn = 0.0
+        self._lock = Lock()
 
     def show(self, label: str, done: int, total: int) -> None:
+        with self._lock:
+            self._show(label, done, total)
+
+    def _show(self, label: str, done: int, total: int) -> None:
         if label not in self._tasks:
             if done >= total:
                 return
@@ -122,7 +130,14 @@ class _Bars:
         text, share = TextColumn("{task.description}"), TextColumn("{task.percentage:3.0f}%")
         columns = (text, BarColumn(), share, TimeElapsedColumn())
         console = Console(stderr=True)
-        bars = Progress(*columns, console=console, transient=True, auto_refresh=False)
+        bars = Progress(
+            *columns,
+            console=console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
         bars.start()
         return bars
 
