@@ -61,6 +61,13 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers():
     assert tested.generate([3] * 8).finish_reason == "context"
 
 
+@pytest.mark.parametrize("many", [6, 2**31, 2**62, None])
+def test_more_tokens_than_the_context_holds_are_cut_exactly_there(many):
+    result = engine(context=8).generate(PROMPT, max_tokens=many, ignore_eos=True)
+    assert (len(result.tokens), result.finish_reason) == (5, "context")
+    assert engine(context=8).generate(PROMPT, max_tokens=5).finish_reason != "context"
+
+
 @pytest.mark.parametrize("prompt", [[], [99], [-1], ["a"], [1.0], 3, None])
 def test_a_bad_prompt_is_refused(prompt):
     with pytest.raises(RequestError, match="prompt"):
