@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_run import CHAT_START, TOKENIZER, A, B, C, scripted
+from test_verb_run import CHAT_START, TOKENIZER, A, B, C, scripted
 from toy_model import BOS, END, TURN, ToyTarget, ToyTemplate
 
 from sparkinfer.cli import app

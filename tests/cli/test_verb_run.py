@@ -187,7 +187,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
     program = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from test_run import A, scripted
+from test_verb_run import A, scripted
 import sparkinfer.cli.loading as loading
 from sparkinfer.cli import main
 engine = scripted([A] * 100)
