@@ -45,6 +45,17 @@ def test_any_series_of_requests_gives_what_fresh_engines_give(series, recurrent,
         assert reuse or last.usage.cached_tokens == 0
 
 
+@pytest.mark.parametrize("length", range(16, 40))
+def test_a_template_that_changes_the_end_of_a_prompt_costs_little(length):
+    """A recurrent state has a copy before the last 16 tokens, at most a chunk (4) before."""
+    tested, prompt = engine(recurrent=True), [3, 4, 5, 6] * 10
+    tested.generate(prompt[:length], max_tokens=9, ignore_eos=True)
+    changed = [*prompt[: length - 15], 10, 10]
+    result = tested.generate(changed, max_tokens=1)
+    assert length - 16 - 4 < result.usage.cached_tokens <= length - 15
+    assert result.tokens == engine().generate(changed, max_tokens=1).tokens
+
+
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_only_new_tokens_are_computed(recurrent):
     tested = engine(recurrent)

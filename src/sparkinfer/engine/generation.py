@@ -55,6 +55,7 @@ class Generation(Iterator[Delta]):
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._cached = 0
+        self._computed = 0  # prompt tokens, so far
         self._paths: dict[str, PathCount] = {}
         self._parts: Counter[str] = Counter()
         self._clock = _Clock(load_seconds)
@@ -128,9 +129,10 @@ class Generation(Iterator[Delta]):
         except _Cancelled:
             return
         self._clock.prefilled(perf_counter() - started, len(rest))
-        self._prefix.mark()
 
     def _report(self, done: int, total: int) -> None:
+        self._prefix.passed(done - self._computed, total - done)
+        self._computed = done
         if self._progress is not None:
             self._progress(done, total)
         if self._cancelled and done < total:

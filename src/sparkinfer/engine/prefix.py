@@ -5,7 +5,8 @@ from typing import Any
 
 from sparkinfer.decoding import SequenceLike, TargetLike
 
-MAX_SNAPSHOTS = 2  # ends of the latest prompts; each holds a copy of the recurrent layers' state
+MAX_SNAPSHOTS = 3  # the latest; each holds a copy of the recurrent layers' state
+TURN_TOKENS = 16  # the end of a chat prompt that a template may write differently in the next turn
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -19,9 +20,9 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
 class PrefixCache:
     """Hands out the kept sequence, taken back to the longest prefix it shares with a prompt.
 
-    Attention layers go back to any length. Recurrent layers go back to a snapshot, taken by `mark`
-    at the end of each prompt; what lies between is left to the next prefill, which can be watched
-    and cancelled.
+    Attention layers go back to any length. Recurrent layers go back to a snapshot: `passed` takes
+    one at the last chunk that is clear of the prompt's final turn, and one at the prompt's end.
+    What lies between is left to the next prefill, which can be watched and cancelled.
     """
 
     def __init__(self, target: TargetLike) -> None:
@@ -46,9 +47,12 @@ class PrefixCache:
         self._snapshots = [item for item in self._snapshots if item[0] <= state.length]
         return state, state.length
 
-    def mark(self) -> None:
-        """Remember the sequence as it is, so that a later prompt can go back to here."""
-        state = self._sequence()
+    def passed(self, chunk: int, left: int) -> None:
+        """Note that a prefill has just done `chunk` tokens and `left` are to come."""
+        if left == 0 or TURN_TOKENS <= left < TURN_TOKENS + chunk:
+            self._mark(self._sequence())
+
+    def _mark(self, state: SequenceLike) -> None:
         known = any(length == state.length for length, _ in self._snapshots)
         if state.recurrent is not None and not known:
             self._snapshots = self._snapshots[1 - MAX_SNAPSHOTS :]
