@@ -4,6 +4,7 @@ A model calls ops on a `Recorder`; each op appends jobs to it. `Recorder.finish(
 runs the whole sequence without walking Python again.
 """
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,3 +66,24 @@ def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.ui
     raw = np.zeros(n_bytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + n_bytes]
+
+
+class Arena:
+    """Memory for weights, in slabs large enough that the system backs them with huge pages; never freed in part."""
+
+    _SLAB = 64 * 2**20
+    _TAIL = 4096  # kernels may ask for memory a little ahead of the last weight
+
+    def __init__(self) -> None:
+        self._slab = aligned(0)
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def take(self, n_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """`n_bytes` zeroed bytes at a 64-byte boundary. Thread-safe."""
+        with self._lock:
+            if self._used + n_bytes + self._TAIL > self._slab.size:
+                self._slab, self._used = aligned(max(self._SLAB, n_bytes + self._TAIL)), 0
+            start = self._used
+            self._used += -(-n_bytes // 64) * 64
+            return self._slab[start : start + n_bytes]

@@ -31,14 +31,21 @@ class Job:
 class CpuTape:
     """A finished recording. Holds every array its jobs point to."""
 
-    def __init__(self, backend: "CpuBackend", phases: list[tuple[list[Job], list[Job]]], keep: list[Any]) -> None:
+    def __init__(
+        self, backend: "CpuBackend", phases: list[tuple[list[Job], list[Job]]], keep: list[Any]
+    ) -> None:
         self._backend = backend
         self._keep: list[Any] = keep
         rows = np.zeros((max(1, len(phases)), executor.PHASE_WORDS), np.int64)
         for index, (jobs, prologue) in enumerate(phases):
             job_rows = [(j.kernel.address, self._pack(j.args), j.chunks, j.count) for j in jobs]
             prologue_rows = [(j.kernel.address, self._pack(j.args)) for j in prologue]
-            rows[index] = len(jobs), self._table(job_rows), len(prologue), self._table(prologue_rows)
+            rows[index] = (
+                len(jobs),
+                self._table(job_rows),
+                len(prologue),
+                self._table(prologue_rows),
+            )
         counters = aligned(8 * executor.COUNTER_WORDS * max(1, len(phases)))
         self._keep += [rows, counters]
         self._head = self._pack((len(phases), rows.ctypes.data, counters.ctypes.data))
@@ -119,7 +126,9 @@ class CpuBackend:
         self._run: Callable[..., None] = executor.RUN.native(2)
         self._lock = threading.Lock()
         self._workers = [
-            threading.Thread(target=executor.WORK.native(2), args=(self._address, index), daemon=True)
+            threading.Thread(
+                target=executor.WORK.native(2), args=(self._address, index), daemon=True
+            )
             for index in range(1, threads)
         ]
         for worker in self._workers:
@@ -140,7 +149,9 @@ class CpuBackend:
     def recorder(self, rows: int) -> CpuRecorder:
         return CpuRecorder(self, rows)
 
-    def buffer(self, rows: int, width: int, dtype: Any = np.float32, *, private: bool = False) -> Buffer:
+    def buffer(
+        self, rows: int, width: int, dtype: Any = np.float32, *, private: bool = False
+    ) -> Buffer:
         """Zeroed memory of rows x width, each row 64-byte aligned; one copy per thread when `private`."""
         item = np.dtype(dtype).itemsize
         stride = -(-width * item // 64) * 64
@@ -157,7 +168,9 @@ class CpuBackend:
             kept.append(aligned(n_bytes))
         return int(kept[-1].ctypes.data)
 
-    def activation(self, rows: int, width: int, *, quantised: bool, private: bool = False) -> Activation:
+    def activation(
+        self, rows: int, width: int, *, quantised: bool, private: bool = False
+    ) -> Activation:
         """Memory for the input of a matrix product; `quantised` adds the int8 form (width a multiple of 32)."""
         f32 = self.buffer(rows, width, private=private)
         if not quantised:

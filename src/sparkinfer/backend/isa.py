@@ -38,8 +38,12 @@ def choose_isa(wanted: str = "auto") -> Isa:
                 found = ", ".join(needs) or "no x86 vector extension found"
                 return Isa(name, _LANES[name], f"{platform.machine()}: {found}")
     if wanted not in _NEEDS:
-        raise OptionError(f"unknown instruction set '{wanted}'; accepted: auto, {', '.join(_NEEDS)}")
+        raise OptionError(
+            f"unknown instruction set '{wanted}'; accepted: auto, {', '.join(_NEEDS)}"
+        )
     missing = [f for f in _NEEDS[wanted] if f not in present]
     if missing:
-        raise OptionError(f"instruction set '{wanted}' needs {', '.join(missing)}, which this CPU does not have")
+        raise OptionError(
+            f"instruction set '{wanted}' needs {', '.join(missing)}, which this CPU does not have"
+        )
     return Isa(wanted, _LANES[wanted], "forced by the option isa")

@@ -54,7 +54,9 @@ def splat_value(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     kind = ir.VectorType(value.type, lanes)
     undefined = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(undefined, value, ir.Constant(I32, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    return builder.shuffle_vector(
+        first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    )
 
 
 def load_value(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int = 1) -> ir.Value:
@@ -75,7 +77,9 @@ def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.V
 
 def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     lanes = a.type.count if isinstance(a.type, ir.VectorType) else 0
-    return call_llvm(builder, f"llvm.fma.v{lanes}f32" if lanes else "llvm.fma.f32", a.type, [a, b, c])
+    return call_llvm(
+        builder, f"llvm.fma.v{lanes}f32" if lanes else "llvm.fma.f32", a.type, [a, b, c]
+    )
 
 
 def _rotate(builder: ir.IRBuilder, value: ir.Value, by: int) -> ir.Value:
@@ -83,7 +87,9 @@ def _rotate(builder: ir.IRBuilder, value: ir.Value, by: int) -> ir.Value:
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
 
-def _fold(builder: ir.IRBuilder, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+def _fold(
+    builder: ir.IRBuilder, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]
+) -> ir.Value:
     """Reduce the lanes by halving, always in the same tree: 8, 4, 2, 1."""
     for by in (8, 4, 2, 1):
         value = combine(value, _rotate(builder, value, by))
@@ -128,7 +134,9 @@ def _exp_value(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     for coefficient in _EXP_POLYNOMIAL[1:]:
         poly = fma_value(builder, poly, r, const(coefficient))
     poly = builder.fadd(fma_value(builder, builder.fmul(r, r), poly, r), const(1.0))
-    exponent = builder.shl(builder.fptosi(n, ir.VectorType(I32, LANES)), constant_vector(I32, LANES, 23))
+    exponent = builder.shl(
+        builder.fptosi(n, ir.VectorType(I32, LANES)), constant_vector(I32, LANES, 23)
+    )
     bits = builder.add(builder.bitcast(poly, ir.VectorType(I32, LANES)), exponent)
     return builder.bitcast(bits, VEC)
 
@@ -167,7 +175,7 @@ def _make(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
 
         names = ", ".join(f"a{i}" for i in range(len(params)))
         namespace: dict[str, Any] = {"sig": result(*params), "codegen": codegen}
-        exec(f"def {emit.__name__}(typingctx, {names}):\n    return sig, codegen", namespace)  # noqa: S102
+        exec(f"def {emit.__name__}(typingctx, {names}):\n    return sig, codegen", namespace)
         built = intrinsic(namespace[emit.__name__])
         built.__doc__ = emit.__doc__
         return built
@@ -245,13 +253,17 @@ def keep_below(builder: Any, count: Any, value: Any, other: Any) -> Any:
     """Lanes with index < count from `value`, the others from `other`."""
     kind = ir.VectorType(I64, LANES)
     lanes = ir.Constant(kind, list(range(LANES)))
-    return builder.select(builder.icmp_signed("<", lanes, splat_value(builder, count, LANES)), value, other)
+    return builder.select(
+        builder.icmp_signed("<", lanes, splat_value(builder, count, LANES)), value, other
+    )
 
 
 @_make(_void, _i64, f32x16)
 def store_int8(builder: Any, address: Any, value: Any) -> None:
     """Round 16 lanes to the nearest even integer and write them as int8; |value| must be below 128."""
-    store_value(builder, address, builder.trunc(_round_to_int(builder, value), ir.VectorType(I8, LANES)))
+    store_value(
+        builder, address, builder.trunc(_round_to_int(builder, value), ir.VectorType(I8, LANES))
+    )
 
 
 @_make(types.int32, f32x16)
@@ -313,7 +325,15 @@ def call_job(builder: Any, function: Any, args: Any, chunk: Any, thread: Any) ->
 
 @_make(_void, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64)
 def call_tiles(
-    builder: Any, function: Any, weight: Any, panel: Any, blocks: Any, out: Any, stride: Any, tiles: Any, add: Any
+    builder: Any,
+    function: Any,
+    weight: Any,
+    panel: Any,
+    blocks: Any,
+    out: Any,
+    stride: Any,
+    tiles: Any,
+    add: Any,
 ) -> None:
     """Call the compiled tile kernel at address `function`; its contract is in `kernels/linear/cpu_tiles.py`."""
     _call_pointer(builder, function, [weight, panel, blocks, out, stride, tiles, add])

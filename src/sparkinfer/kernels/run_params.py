@@ -1,7 +1,9 @@
 """The int64 words that change from one replay to the next. A tape holds the block's address, never a sequence's."""
 
 POSITION = 0  # tokens before the first row
-ADVANCE = 8  # 1: recurrent and convolution state are updated in place; 0: rows are recorded for `commit`
+ADVANCE = (
+    8  # 1: recurrent and convolution state are updated in place; 0: rows are recorded for `commit`
+)
 KEYS = 16  # address of the key cache: [attention layer][kv head][position / 16][head size][16]
 VALUES = 24  # address of the value cache: [attention layer][kv head][position][head size]
 HEAD_BYTES = 32  # bytes of one (layer, kv head) plane of either cache

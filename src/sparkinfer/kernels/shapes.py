@@ -36,5 +36,7 @@ class RecurrentShape:
 
     @property
     def record_bytes(self) -> int:
-        per_row = self.channels + (self.key_heads + self.value_heads) * self.head_size + self.value_heads
+        per_row = (
+            self.channels + (self.key_heads + self.value_heads) * self.head_size + self.value_heads
+        )
         return 4 * self.layers * self.window * per_row

@@ -78,7 +78,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     n_embd = integer("embedding_length")
     head_size = integer("attention.key_length", n_embd // heads)
     if file.get(f"{arch}.attention.value_length", int, head_size) != head_size:
-        raise UnsupportedError(f"{arch}.attention.value_length differs from key_length {head_size}; both must be equal")
+        raise UnsupportedError(
+            f"{arch}.attention.value_length differs from key_length {head_size}; both must be equal"
+        )
     n_layers = integer("block_count") - file.get(f"{arch}.nextn_predict_layers", int, 0)
     hybrid = f"{arch}.ssm.state_size" in file.metadata
     moe = f"{arch}.expert_count" in file.metadata and file.get(f"{arch}.expert_count", int, 0) > 0
@@ -86,7 +88,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
         architecture=arch,
         name=file.get("general.name", str, file.path.stem),
         n_layers=n_layers,
-        n_vocab=file.tensors["token_embd.weight"].shape[1] if "token_embd.weight" in file.tensors else 0,
+        n_vocab=file.tensors["token_embd.weight"].shape[1]
+        if "token_embd.weight" in file.tensors
+        else 0,
         n_embd=n_embd,
         n_ff=0 if moe else integer("feed_forward_length"),
         heads=heads,
@@ -108,11 +112,15 @@ def _recurrent_layers(file: GGUFFile, arch: str, n_layers: int) -> tuple[bool, .
     listed = file.get(f"{arch}.attention.recurrent_layers", list)
     if listed is not None:
         if len(listed) < n_layers:
-            raise ShapeError(f"{arch}.attention.recurrent_layers has {len(listed)} entries for {n_layers} layers")
+            raise ShapeError(
+                f"{arch}.attention.recurrent_layers has {len(listed)} entries for {n_layers} layers"
+            )
         return tuple(bool(flag) for flag in listed[:n_layers])
     interval = file.get(f"{arch}.full_attention_interval", int, 4)
     if interval <= 0:
-        raise ShapeError(f"{arch}.full_attention_interval is {interval}, expected a positive number")
+        raise ShapeError(
+            f"{arch}.full_attention_interval is {interval}, expected a positive number"
+        )
     return tuple((layer + 1) % interval != 0 for layer in range(n_layers))
 
 
@@ -125,9 +133,13 @@ def _gdn(integer) -> GdnConfig:  # type: ignore[no-untyped-def]
     )
     inner = integer("ssm.inner_size")
     if inner != config.value_width:
-        raise ShapeError(f"ssm.inner_size is {inner}, expected time_step_rank x state_size = {config.value_width}")
+        raise ShapeError(
+            f"ssm.inner_size is {inner}, expected time_step_rank x state_size = {config.value_width}"
+        )
     if config.value_heads % config.key_heads:
-        raise ShapeError(f"{config.value_heads} value heads are no multiple of {config.key_heads} key heads")
+        raise ShapeError(
+            f"{config.value_heads} value heads are no multiple of {config.key_heads} key heads"
+        )
     return config
 
 
@@ -139,7 +151,9 @@ def _moe(integer) -> MoeConfig:  # type: ignore[no-untyped-def]
         shared=integer("expert_shared_feed_forward_length"),
     )
     if moe.used > moe.experts:
-        raise ShapeError(f"expert_used_count is {moe.used}, but the model has {moe.experts} experts")
+        raise ShapeError(
+            f"expert_used_count is {moe.used}, but the model has {moe.experts} experts"
+        )
     return moe
 
 
@@ -147,10 +161,15 @@ def _check(config: ModelConfig, file: GGUFFile) -> None:
     if config.heads % config.kv_heads:
         raise ShapeError(f"{config.heads} heads are no multiple of {config.kv_heads} kv heads")
     if config.rotated > config.head_size or config.rotated % 2:
-        raise ShapeError(f"rope.dimension_count is {config.rotated}, expected an even number up to {config.head_size}")
+        raise ShapeError(
+            f"rope.dimension_count is {config.rotated}, expected an even number up to {config.head_size}"
+        )
     scaling = file.get(f"{config.architecture}.rope.scaling.type", str, "none")
     if scaling != "none":
         raise UnsupportedError(f"rope scaling '{scaling}' is not supported; accepted: none")
-    for what, width, unit in (("embedding_length", config.n_embd, 16), ("key_length", config.head_size, 16)):
+    for what, width, unit in (
+        ("embedding_length", config.n_embd, 16),
+        ("key_length", config.head_size, 16),
+    ):
         if width % unit:
             raise UnsupportedError(f"{what} is {width}, expected a multiple of {unit}")

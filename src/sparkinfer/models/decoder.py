@@ -1,7 +1,8 @@
 """Target: a loaded model that turns tokens into logits, over tapes recorded once per width."""
 
 import threading
-from collections.abc import Callable, Sequence as Ids
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -72,7 +73,9 @@ class Target:
         """An empty sequence of at most `context` tokens (default and most: the target's)."""
         size = self.context if context is None else context
         if not 1 <= size <= self.context:
-            raise RequestError(f"context {size} is outside 1 .. {self.context}, what this target was loaded for")
+            raise RequestError(
+                f"context {size} is outside 1 .. {self.context}, what this target was loaded for"
+            )
         return Sequence(self.state_shape, size, advance=self._advance, apply=self._apply)
 
     def forward(
@@ -98,7 +101,9 @@ class Target:
                 parts.append(result.copy() if rows == "all" and len(tokens) > CHUNK else result)
             return np.concatenate(parts) if rows == "all" and len(parts) > 1 else parts[-1]
 
-    def prefill(self, state: Sequence, tokens: Ids[int], progress: Progress | None = None) -> Logits:
+    def prefill(
+        self, state: Sequence, tokens: Ids[int], progress: Progress | None = None
+    ) -> Logits:
         """Advance by a prompt; the logits of its last token [n_vocab]. `progress(done, total)` after each chunk."""
         self._check(state, tokens, verify=False)
         total, result = len(tokens), None
@@ -163,7 +168,11 @@ class Target:
         p = self._params.array[0]
         p[P.POSITION // 8] = state.length
         p[P.ADVANCE // 8] = advance
-        p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = state.kv.keys, state.kv.values, state.kv.plane_bytes
+        p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = (
+            state.kv.keys,
+            state.kv.values,
+            state.kv.plane_bytes,
+        )
         p[P.ATTENTION_CHUNKS // 8] = attention_chunks(state.length, width, self.config.kv_heads)
         if state.recurrent is not None:
             r = state.recurrent
@@ -197,7 +206,12 @@ class Target:
             if rows == "last":
                 run = replace(run, recorder=run.recorder, x=_row(self._x, width - 1))
                 run.recorder.rows = 1
-            linear(run.recorder, run.norm(network.output_norm, [network.head]), [network.head], [self._logits()])
+            linear(
+                run.recorder,
+                run.norm(network.output_norm, [network.head]),
+                [network.head],
+                [self._logits()],
+            )
         return run.recorder.finish()
 
     def _advance(self, state: Sequence, tokens: Ids[int]) -> None:
@@ -216,4 +230,9 @@ class Target:
 
 def _row(buffer: Buffer, row: int) -> Buffer:
     """One row of a shared buffer as a buffer."""
-    return replace(buffer, array=buffer.array[row : row + 1], address=buffer.address + row * buffer.stride, rows=1)
+    return replace(
+        buffer,
+        array=buffer.array[row : row + 1],
+        address=buffer.address + row * buffer.stride,
+        rows=1,
+    )

@@ -34,7 +34,9 @@ class Run:
     context: int
     eps: float
 
-    def activation(self, name: str, width: int, readers: Sequence[PackedWeight], *, cheap: bool) -> Activation:
+    def activation(
+        self, name: str, width: int, readers: Sequence[PackedWeight], *, cheap: bool
+    ) -> Activation:
         """Input of `readers`; `cheap` when a prologue may write it: only one phase reads it."""
         quantised = any(weight.quantised for weight in readers)
         private = cheap and self.recorder.prefers_prologue
@@ -43,7 +45,9 @@ class Run:
     def output(self, name: str, weight: PackedWeight) -> Buffer:
         return self.workspace.buffer(name, weight.padded_outputs)
 
-    def norm(self, weight: Buffer, readers: Sequence[PackedWeight], *, phases: int = 1) -> Activation:
+    def norm(
+        self, weight: Buffer, readers: Sequence[PackedWeight], *, phases: int = 1
+    ) -> Activation:
         """The normed residual stream, for `phases` phases that read it."""
         out = self.activation("norm", self.x.width, readers, cheap=phases == 1)
         rms_norm(self.recorder, self.x, weight, out, eps=self.eps)
@@ -74,12 +78,27 @@ class Attention:
         shape = self.shape
         projections = [self.q, self.k, self.v]
         names = ("q", "k", "v")
-        q, k, v = (run.output(name, weight) for name, weight in zip(names, projections, strict=True))
+        q, k, v = (
+            run.output(name, weight) for name, weight in zip(names, projections, strict=True)
+        )
         linear(run.recorder, run.norm(self.norm, projections), projections, [q, k, v])
         turned = run.workspace.buffer("q turned", shape.heads * shape.head_size)
-        rope(run.recorder, q, k, v, shape, run.rope_table, run.params, turned, self.q_norm, self.k_norm)
+        rope(
+            run.recorder,
+            q,
+            k,
+            v,
+            shape,
+            run.rope_table,
+            run.params,
+            turned,
+            self.q_norm,
+            self.k_norm,
+        )
         mixed = run.activation("attention", turned.width, [self.output], cheap=True)
-        attention(run.recorder, turned, shape, run.params, q if shape.gated else None, mixed, run.context)
+        attention(
+            run.recorder, turned, shape, run.params, q if shape.gated else None, mixed, run.context
+        )
         run.add_to_stream(mixed, self.output)
 
 
@@ -94,7 +113,9 @@ class FeedForward:
 
     def record(self, run: Run) -> None:
         hidden = run.activation("hidden", self.gate.outputs, [self.down], cheap=False)
-        gated_linear(run.recorder, run.norm(self.norm, [self.gate, self.up]), self.gate, self.up, hidden)
+        gated_linear(
+            run.recorder, run.norm(self.norm, [self.gate, self.up]), self.gate, self.up, hidden
+        )
         run.add_to_stream(hidden, self.down)
 
 
@@ -119,7 +140,9 @@ class GatedDeltaNet:
         recorder, shape = run.recorder, self.shape
         projections = [self.qkv, self.gate, self.alpha, self.beta]
         names = ("gdn qkv", "gdn gate", "gdn alpha", "gdn beta")
-        qkv, gate, alpha, beta = (run.output(name, weight) for name, weight in zip(names, projections, strict=True))
+        qkv, gate, alpha, beta = (
+            run.output(name, weight) for name, weight in zip(names, projections, strict=True)
+        )
         linear(recorder, run.norm(self.norm, projections), projections, [qkv, gate, alpha, beta])
         mixed = run.workspace.buffer("gdn conv", shape.channels)
         conv(recorder, qkv, self.conv_weight, shape, self.layer, run.params, mixed)
@@ -127,7 +150,9 @@ class GatedDeltaNet:
         out = run.workspace.buffer("gdn out", shape.value_heads * shape.head_size)
         gated_delta(recorder, inputs, shape, self.layer, run.params, out, run.eps)
         normed = run.activation("gdn normed", out.width, [self.output], cheap=True)
-        gated_norm(recorder, out, gate, self.head_norm, normed, heads=shape.value_heads, eps=run.eps)
+        gated_norm(
+            recorder, out, gate, self.head_norm, normed, heads=shape.value_heads, eps=run.eps
+        )
         run.add_to_stream(normed, self.output)
 
 
@@ -150,7 +175,9 @@ class MixtureOfExperts:
         recorder, space = run.recorder, run.workspace
         x = run.norm(self.norm, [self.gate, self.shared_gate], phases=2)
         logits = run.output("router", self.router)
-        shared_hidden = run.activation("shared hidden", self.shared_gate.outputs, [self.shared_down], cheap=False)
+        shared_hidden = run.activation(
+            "shared hidden", self.shared_gate.outputs, [self.shared_down], cheap=False
+        )
         with recorder.together():
             linear(recorder, x, [self.router], [logits])
             gated_linear(recorder, x, self.shared_gate, self.shared_up, shared_hidden)
@@ -172,5 +199,13 @@ class MixtureOfExperts:
             experts=self.experts,
             used=self.used,
         )
-        hidden = space.activation("expert hidden", self.gate.outputs, quantised=self.down.quantised, private=False, per_row=self.used)
-        return routing, ExpertBuffers(hidden, space.buffer("expert out", self.down.padded_outputs, per_row=self.used))
+        hidden = space.activation(
+            "expert hidden",
+            self.gate.outputs,
+            quantised=self.down.quantised,
+            private=False,
+            per_row=self.used,
+        )
+        return routing, ExpertBuffers(
+            hidden, space.buffer("expert out", self.down.padded_outputs, per_row=self.used)
+        )

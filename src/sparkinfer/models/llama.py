@@ -1,6 +1,12 @@
 """Llama family: plain attention with adjacent-pair rotation, SwiGLU."""
 
-from sparkinfer.models.build import Architecture, attention_shapes, build_attention, build_feed_forward, feed_forward_shapes
+from sparkinfer.models.build import (
+    Architecture,
+    attention_shapes,
+    build_attention,
+    build_feed_forward,
+    feed_forward_shapes,
+)
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.models.layers import Attention, FeedForward
 from sparkinfer.models.weights import Shape, Weights

@@ -14,6 +14,7 @@ from sparkinfer.backend.isa import choose_isa
 from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles
+from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.machine import available_memory
 from sparkinfer.models.build import Architecture
 from sparkinfer.models.config import ModelConfig, read_config
@@ -23,7 +24,6 @@ from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
 from sparkinfer.state import StateShape
 from sparkinfer.state.kv_cache import KvShape
-from sparkinfer.kernels.shapes import RecurrentShape
 
 ARCHITECTURES = Registry(
     "architecture",
@@ -34,7 +34,9 @@ ARCHITECTURES = Registry(
         "qwen35moe": "sparkinfer.models.qwen35:ARCHITECTURE",
     },
 )
-_DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks; more costs only address space until used
+_DEFAULT_CONTEXT = (
+    8192  # most tokens a sequence gets when nobody asks; more costs only address space until used
+)
 _ROPE_DIVISORS = "rope_freqs.weight"
 
 
@@ -53,7 +55,15 @@ def load_target(
     `activations="f32"` expands the weights and computes in float32 (keys and values too): exact, large and slow.
     Raises MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
     """
-    options = resolve({"threads": threads, "context": context, "activations": activations, "isa": isa, "cache_dir": cache_dir})
+    options = resolve(
+        {
+            "threads": threads,
+            "context": context,
+            "activations": activations,
+            "isa": isa,
+            "cache_dir": cache_dir,
+        }
+    )
     file = source if isinstance(source, GGUFFile) else open_gguf(source)
     architecture = ARCHITECTURES.get(file.architecture)
     config = read_config(file)
@@ -74,7 +84,16 @@ def load_target(
         backend.close()
         raise
     plan = _plan(config, backend, weights, options.text("activations"), size, shape)
-    return Target(file, config, backend, network, shape, size, plan, _bytes_per_token(weights, network, config))
+    return Target(
+        file,
+        config,
+        backend,
+        network,
+        shape,
+        size,
+        plan,
+        _bytes_per_token(weights, network, config),
+    )
 
 
 def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, Shape]:
@@ -89,14 +108,18 @@ def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, S
     return shapes
 
 
-def _build(weights: Weights, config: ModelConfig, architecture: Architecture, context: int) -> Network:
+def _build(
+    weights: Weights, config: ModelConfig, architecture: Architecture, context: int
+) -> Network:
     blocks = weights.map(lambda layer: architecture.build(weights, config, layer), config.n_layers)
     head = "output.weight" if "output.weight" in weights.file.tensors else "token_embd.weight"
     return Network(
         blocks=tuple(blocks),
         output_norm=weights.vector("output_norm.weight"),
         head=weights.matrix(head),
-        rope_table=weights.rows(angles(context, config.rotated, config.rope_base, _divisors(weights, config))),
+        rope_table=weights.rows(
+            angles(context, config.rotated, config.rope_base, _divisors(weights, config))
+        ),
     )
 
 
@@ -105,7 +128,9 @@ def _divisors(weights: Weights, config: ModelConfig) -> NDArray[np.float32] | No
         return None
     divisors = weights.floats(_ROPE_DIVISORS).reshape(-1)
     if divisors.size != config.rotated // 2:
-        raise ShapeError(f"{_ROPE_DIVISORS} has {divisors.size} values, expected {config.rotated // 2}")
+        raise ShapeError(
+            f"{_ROPE_DIVISORS} has {divisors.size} values, expected {config.rotated // 2}"
+        )
     return divisors
 
 
@@ -116,7 +141,16 @@ def _state_shape(config: ModelConfig, exact: bool) -> StateShape:
     if gdn is None or not recurrent:
         return StateShape(kv, None)
     return StateShape(
-        kv, RecurrentShape(recurrent, gdn.channels, gdn.taps, gdn.key_heads, gdn.value_heads, gdn.head_size, MAX_WIDTH)
+        kv,
+        RecurrentShape(
+            recurrent,
+            gdn.channels,
+            gdn.taps,
+            gdn.key_heads,
+            gdn.value_heads,
+            gdn.head_size,
+            MAX_WIDTH,
+        ),
     )
 
 
@@ -124,11 +158,15 @@ def _context(config: ModelConfig, wanted: int | None, shape: StateShape) -> int:
     if wanted is None:
         return min(config.context_length, _DEFAULT_CONTEXT)
     if wanted > config.context_length:
-        raise RequestError(f"context {wanted} is larger than the {config.context_length} the model was made for")
+        raise RequestError(
+            f"context {wanted} is larger than the {config.context_length} the model was made for"
+        )
     return wanted
 
 
-def _check_memory(file: GGUFFile, config: ModelConfig, shape: StateShape, context: int, exact: bool) -> None:
+def _check_memory(
+    file: GGUFFile, config: ModelConfig, shape: StateShape, context: int, exact: bool
+) -> None:
     """Refuse before loading what cannot fit."""
     weights = sum(info.n_values * 4 if exact else info.n_bytes for info in file.tensors.values())
     needed = int(weights * 1.1) + shape.n_bytes(context)
@@ -150,7 +188,12 @@ def _bytes_per_token(weights: Weights, network: Network, config: ModelConfig) ->
 
 
 def _plan(
-    config: ModelConfig, backend: CpuBackend, weights: Weights, activations: str, context: int, shape: StateShape
+    config: ModelConfig,
+    backend: CpuBackend,
+    weights: Weights,
+    activations: str,
+    context: int,
+    shape: StateShape,
 ) -> dict[str, Any]:
     return {
         "architecture": config.architecture,

@@ -1,6 +1,12 @@
 """Qwen3: attention with a norm on every query and key head and half-split rotation, SwiGLU."""
 
-from sparkinfer.models.build import Architecture, attention_shapes, build_attention, build_feed_forward, feed_forward_shapes
+from sparkinfer.models.build import (
+    Architecture,
+    attention_shapes,
+    build_attention,
+    build_feed_forward,
+    feed_forward_shapes,
+)
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.models.layers import Attention, FeedForward
 from sparkinfer.models.weights import Shape, Weights
@@ -9,7 +15,9 @@ from sparkinfer.models.weights import Shape, Weights
 def expected(config: ModelConfig, layer: int) -> dict[str, Shape]:
     """Tensors of one layer and their GGUF shapes."""
     prefix = f"blk.{layer}."
-    return attention_shapes(config, prefix, head_norms=True) | feed_forward_shapes(config, prefix, "ffn_norm")
+    return attention_shapes(config, prefix, head_norms=True) | feed_forward_shapes(
+        config, prefix, "ffn_norm"
+    )
 
 
 def build(weights: Weights, config: ModelConfig, layer: int) -> tuple[Attention, FeedForward]:

@@ -41,7 +41,9 @@ def build(weights: Weights, config: ModelConfig, layer: int) -> tuple[Any, Any]:
     if config.recurrent[layer]:
         mixer = _build_gdn(weights, config, prefix, place)
     else:
-        mixer = build_attention(weights, config, prefix, place, interleaved=False, gated=True, head_norms=True)
+        mixer = build_attention(
+            weights, config, prefix, place, interleaved=False, gated=True, head_norms=True
+        )
     feed_forward: FeedForward | MixtureOfExperts
     if config.moe is None:
         feed_forward = build_feed_forward(weights, prefix, _NORM)
@@ -95,7 +97,13 @@ def recurrent_shape(config: ModelConfig) -> RecurrentShape:
     gdn = config.gdn
     assert gdn is not None
     return RecurrentShape(
-        sum(config.recurrent), gdn.channels, gdn.taps, gdn.key_heads, gdn.value_heads, gdn.head_size, MAX_WIDTH
+        sum(config.recurrent),
+        gdn.channels,
+        gdn.taps,
+        gdn.key_heads,
+        gdn.value_heads,
+        gdn.head_size,
+        MAX_WIDTH,
     )
 
 

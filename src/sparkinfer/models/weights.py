@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.base import Arena, Buffer
 from sparkinfer.backend.cpu import CpuBackend
 from sparkinfer.errors import ShapeError
 from sparkinfer.gguf import GGUFFile
@@ -22,7 +22,9 @@ Progress = Callable[[str, int, int], None]
 Shape = tuple[int, ...]
 
 
-def check_tensors(file: GGUFFile, expected: Mapping[str, Shape], optional: Iterable[str] = ()) -> None:
+def check_tensors(
+    file: GGUFFile, expected: Mapping[str, Shape], optional: Iterable[str] = ()
+) -> None:
     """Compare the file with the tensors a model needs (shapes in GGUF order, contiguous dimension first).
 
     Raises ShapeError listing every missing tensor and every wrong shape, UnsupportedError for a type without decoder.
@@ -62,6 +64,7 @@ class Weights:
     progress: Progress | None = None
     matrices: list[PackedWeight] = field(default_factory=list)
     formats: dict[str, int] = field(default_factory=dict)
+    arena: Arena = field(default_factory=Arena)
     _done: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -86,7 +89,9 @@ class Weights:
         """Tensors of equal type stacked along their outputs; types that differ are expanded to float32."""
         kinds = {self.file.tensors[name].type_name for name in names}
         if self.exact or len(kinds) > 1:
-            return self.packed_floats(np.concatenate([np.atleast_2d(self.floats(name)) for name in names]))
+            return self.packed_floats(
+                np.concatenate([np.atleast_2d(self.floats(name)) for name in names])
+            )
         blocks = [self._blocks(name) for name in names]
         shapes = [(*self.file.tensors[name].shape, 1) for name in names]
         stacked = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
@@ -96,8 +101,12 @@ class Weights:
         """A stack of expert matrices [inputs, outputs, experts]."""
         inputs, outputs, experts = self.file.tensors[name].shape
         if self.exact:
-            return self._pack("F32", self.floats(name).view(np.uint8).reshape(-1, 4), outputs, inputs, experts)
-        return self._pack(self.file.tensors[name].type_name, self._blocks(name), outputs, inputs, experts)
+            return self._pack(
+                "F32", self.floats(name).view(np.uint8).reshape(-1, 4), outputs, inputs, experts
+            )
+        return self._pack(
+            self.file.tensors[name].type_name, self._blocks(name), outputs, inputs, experts
+        )
 
     def packed_floats(self, values: NDArray[np.float32]) -> PackedWeight:
         blocks = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1, 4)
@@ -113,9 +122,13 @@ class Weights:
         self._count(name)
         return self.file.data(name).reshape(-1, QUANT_FORMATS[info.type_name].block_bytes)
 
-    def _pack(self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int) -> PackedWeight:
+    def _pack(
+        self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int
+    ) -> PackedWeight:
         assert kind in LAYOUTS, kind
-        weight = pack_weight(kind, blocks, outputs, inputs, self.backend.isa.lanes, experts)
+        weight = pack_weight(
+            kind, blocks, outputs, inputs, self.backend.isa.lanes, self.arena, experts
+        )
         with self._lock:
             self.matrices.append(weight)
             self.formats[kind] = self.formats.get(kind, 0) + weight.n_bytes

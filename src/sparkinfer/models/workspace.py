@@ -8,7 +8,6 @@ import numpy as np
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cpu import PROLOGUE_ROWS, CpuBackend
 
-
 T = TypeVar("T")
 
 
@@ -21,17 +20,23 @@ class Workspace:
 
     def buffer(self, name: str, width: int, dtype: Any = np.float32, *, per_row: int = 1) -> Buffer:
         """Shared rows of `width` elements, `per_row` of them for each row of the run."""
-        return self._kept(f"{name} {width}", lambda: self.backend.buffer(self.rows * per_row, width, dtype))
+        return self._kept(
+            f"{name} {width}", lambda: self.backend.buffer(self.rows * per_row, width, dtype)
+        )
 
     def single(self, name: str, width: int, dtype: Any) -> Buffer:
         """One row of `width` elements, whatever the number of rows."""
         return self._kept(f"{name} {width}", lambda: self.backend.buffer(1, width, dtype))
 
-    def activation(self, name: str, width: int, *, quantised: bool, private: bool, per_row: int = 1) -> Activation:
+    def activation(
+        self, name: str, width: int, *, quantised: bool, private: bool, per_row: int = 1
+    ) -> Activation:
         """The input of a matrix product; `private` gives each thread its copy (for results of a prologue)."""
         rows = min(self.rows, PROLOGUE_ROWS) if private else self.rows * per_row
         key = f"{name} {width} {quantised} {private}"
-        return self._kept(key, lambda: self.backend.activation(rows, width, quantised=quantised, private=private))
+        return self._kept(
+            key, lambda: self.backend.activation(rows, width, quantised=quantised, private=private)
+        )
 
     def _kept(self, key: str, make: Callable[[], T]) -> T:
         if key not in self._buffers:

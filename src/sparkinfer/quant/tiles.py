@@ -1,16 +1,17 @@
 """Repack GGUF blocks into tiles: `lanes` output rows side by side, so that a dot product needs no sum across lanes.
 
-A packed matrix is a list of tiles, each `lanes` rows high (missing rows are zero) and all columns wide. A tile is a
-scale area followed by a code area, both padded to 64 bytes.
+A packed matrix is a list of tiles, each `lanes` rows high (missing rows are zero), all columns wide and padded to 64
+bytes. A tile is one stream of records (one block of 32 columns, or 8 of them for formats with sub-block scales): scales
+first, then the codes of each block. One stream, because two would defeat the hardware's prefetcher.
 
-Scale area, per record (one block of 32 columns, or 8 of them for formats with sub-block scales), each item for all
-lanes: float16 d | float16 m if the format has minima | int8 scale per group | uint8 minimum per group.
-Code area, per block of 32 columns (k = column in the block, b = k % 4):
+Scales, each item for all lanes: float16 d | float16 m if the format has minima | int8 scale per group | uint8 minimum
+per group.
+Codes of a block of 32 columns (k = column in the block, b = k % 4):
   4 bits: 4 x lanes x 4 bytes; byte (j, lane, b) holds code k = 4j + b in its low and k = 16 + 4j + b in its high nibble
   +1 bit: lanes x 4 bytes; bit g of byte (lane, b) is bit 4 of code k = 4g + b
   +2 bits: 2 x lanes x 4 bytes; bits 2g, 2g+1 of byte (half, lane, b) are bits 4, 5 of code k = 16 half + 4g + b
   8 bits: 8 x lanes x 4 bytes; byte (j, lane, b) is code k = 4j + b
-Float formats have no scale area; their code area is columns x lanes values.
+Float formats have no scales; a tile is columns x lanes values.
 """
 
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class TileLayout:
         """Groups with a scale of their own in a record."""
         return self.blocks * 32 // self.group if self.sub_scales else 0
 
-    def record_bytes(self, lanes: int) -> int:
+    def scale_bytes(self, lanes: int) -> int:
+        """Bytes of a record's scales."""
         per_lane = 2 + 2 * self.minimum + self.groups * (1 + self.minimum)
         return per_lane * lanes
 
@@ -49,14 +51,13 @@ class TileLayout:
         """Bytes of one block of 32 columns."""
         return 32 * lanes * self.bits // 8
 
-    def scale_area(self, blocks: int, lanes: int) -> int:
-        return 0 if self.floats else _pad(blocks // self.blocks * self.record_bytes(lanes))
+    def record_bytes(self, lanes: int) -> int:
+        return self.scale_bytes(lanes) + self.blocks * self.code_bytes(lanes)
 
     def tile_bytes(self, columns: int, lanes: int) -> int:
         if self.floats:
             return _pad(columns * lanes * self.bits // 8)
-        blocks = columns // 32
-        return self.scale_area(blocks, lanes) + _pad(blocks * self.code_bytes(lanes))
+        return _pad(columns // (32 * self.blocks) * self.record_bytes(lanes))
 
 
 def _pad(size: int) -> int:
@@ -99,14 +100,14 @@ def pack(
         return _pack_floats(layout, blocks, rows, columns, lanes)
     codes = unpack(format_name, blocks)
     tiles = -(-rows // lanes)
-    out = np.zeros((tiles, layout.tile_bytes(columns, lanes)), np.uint8)
-    scales = layout.scale_area(columns // 32, lanes)
     records = columns // (32 * layout.blocks)
-    out[:, : records * layout.record_bytes(lanes)] = _scale_area(
-        layout, codes, rows, records, lanes
+    out = np.zeros((tiles, layout.tile_bytes(columns, lanes)), np.uint8)
+    parts = (
+        _scales(layout, codes, rows, records, lanes),
+        _codes(layout, codes.q, rows, columns, lanes).reshape(tiles, records, -1),
     )
-    packed = _code_area(layout, codes.q, rows, columns, lanes)
-    out[:, scales : scales + packed.shape[1]] = packed
+    packed = np.concatenate(parts, axis=2).reshape(tiles, -1)
+    out[:, : packed.shape[1]] = packed
     return out
 
 
@@ -130,7 +131,7 @@ def _pack_floats(
     return out
 
 
-def _scale_area(
+def _scales(
     layout: TileLayout, codes: Codes, rows: int, records: int, lanes: int
 ) -> NDArray[np.uint8]:
     parts = [codes.d.reshape(rows, records, 1).view(np.uint8)]
@@ -144,7 +145,7 @@ def _scale_area(
         columns += [
             _lane_items(s.view(np.uint8).reshape(rows, records, -1, 1), rows, lanes) for s in subs
         ]
-    return np.concatenate(columns, axis=2).reshape(-1, records * layout.record_bytes(lanes))
+    return np.concatenate(columns, axis=2)
 
 
 def _lane_items(values: NDArray[np.uint8], rows: int, lanes: int) -> NDArray[np.uint8]:
@@ -153,7 +154,7 @@ def _lane_items(values: NDArray[np.uint8], rows: int, lanes: int) -> NDArray[np.
     return np.ascontiguousarray(tiled).reshape(tiled.shape[0], tiled.shape[1], -1)
 
 
-def _code_area(
+def _codes(
     layout: TileLayout, q: NDArray[np.uint8], rows: int, columns: int, lanes: int
 ) -> NDArray[np.uint8]:
     blocks = columns // 32

@@ -12,7 +12,11 @@ Floats = NDArray[np.float32]
 
 
 def _floats(*shape: int) -> Floats:
-    return aligned(4 * int(np.prod(shape)) + 64)[: 4 * int(np.prod(shape))].view(np.float32).reshape(shape)
+    return (
+        aligned(4 * int(np.prod(shape)) + 64)[: 4 * int(np.prod(shape))]
+        .view(np.float32)
+        .reshape(shape)
+    )
 
 
 class RecurrentState:

@@ -60,7 +60,9 @@ class Sequence:
             self.recurrent = RecurrentState(shape.recurrent) if shape.recurrent else None
         except MemoryError as error:
             gib = shape.n_bytes(context) / 2**30
-            raise MemoryLimitError(f"a context of {context} tokens needs {gib:.1f} GiB; choose a smaller -c") from error
+            raise MemoryLimitError(
+                f"a context of {context} tokens needs {gib:.1f} GiB; choose a smaller -c"
+            ) from error
         self._tokens: list[int] = []  # may hold more than `length`: cache rows not yet overwritten
         self._stamps: list[int] = []
         self._clock = 0
@@ -106,7 +108,9 @@ class Sequence:
         Raises RequestError for a count outside 0 .. the window's rows.
         """
         if not 0 <= count <= len(self._pending):
-            raise RequestError(f"commit({count}): the verified window has {len(self._pending)} rows")
+            raise RequestError(
+                f"commit({count}): the verified window has {len(self._pending)} rows"
+            )
         if count and self.recurrent is not None:
             self._apply(self, count)
         self._pending = []
@@ -125,7 +129,11 @@ class Sequence:
             self._length = wanted
             return
         tokens = self._tokens[:wanted]
-        mark = max((m for m in self._marks if m.length <= wanted and self._holds(m)), key=lambda m: m.length, default=None)
+        mark = max(
+            (m for m in self._marks if m.length <= wanted and self._holds(m)),
+            key=lambda m: m.length,
+            default=None,
+        )
         self._reset(mark)
         if wanted > self._length:
             self._advance(self, tokens[self._length :])
@@ -138,15 +146,21 @@ class Sequence:
     def restore(self, snapshot: Snapshot) -> None:
         """Go back (or forward) to a snapshot. Raises RequestError when its cache rows have been overwritten."""
         if not self._holds(snapshot):
-            raise RequestError(f"the snapshot at {snapshot.length} tokens is gone: its rows have been overwritten")
+            raise RequestError(
+                f"the snapshot at {snapshot.length} tokens is gone: its rows have been overwritten"
+            )
         self._pending = []
         self._reset(snapshot)
 
     def mark(self) -> None:
         """Keep a copy that later rewinds may start from; the oldest gives way."""
-        if self.recurrent is None or any(m.length == self._length and self._holds(m) for m in self._marks):
+        if self.recurrent is None or any(
+            m.length == self._length and self._holds(m) for m in self._marks
+        ):
             return
-        self._marks = [m for m in self._marks if self._holds(m)][-(_MARKS - 1) :] + [self.snapshot()]
+        self._marks = [m for m in self._marks if self._holds(m)][-(_MARKS - 1) :] + [
+            self.snapshot()
+        ]
 
     def _overwrite(self, tokens: Ids[int]) -> None:
         self._tokens[self._length :] = tokens
@@ -155,7 +169,9 @@ class Sequence:
 
     def _holds(self, snapshot: Snapshot) -> bool:
         length = snapshot.length
-        return length == 0 or (len(self._stamps) >= length and self._stamps[length - 1] == snapshot.stamp)
+        return length == 0 or (
+            len(self._stamps) >= length and self._stamps[length - 1] == snapshot.stamp
+        )
 
     def _reset(self, snapshot: Snapshot | None) -> None:
         self._length = snapshot.length if snapshot else 0

@@ -1,15 +1,21 @@
 """Causal attention over the key/value cache."""
 
 from sparkinfer.backend.base import Activation, Buffer, Recorder
-from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.select import select
+from sparkinfer.kernels.shapes import Heads
 
 SPLIT = 256  # positions of one partial result; boundaries are absolute, so they never depend on the length or the width
 ROW_BLOCK = 4  # rows that share the reads of keys and values
 
 
 def attention(
-    recorder: Recorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int
+    recorder: Recorder,
+    q: Buffer,
+    shape: Heads,
+    params: Buffer,
+    gate: Buffer | None,
+    out: Activation,
+    context: int,
 ) -> None:
     """Record out[r] = softmax(q[r] k^T / sqrt(head_size)) v over positions 0 .. position + r.
 

@@ -4,6 +4,7 @@ A partial result is head_size floats, the split's maximum and its sum of exponen
 """
 
 import functools
+
 import numpy as np
 from numba import njit
 
@@ -29,8 +30,8 @@ from sparkinfer.kernels.attention import ROW_BLOCK, SPLIT
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.run_params import ATTENTION_CHUNKS, HEAD_BYTES, KEYS, POSITION, VALUES
+from sparkinfer.kernels.shapes import Heads
 
 _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 _QUERIES = 4
@@ -76,7 +77,16 @@ def _scores(n: int, wide: int, q: int, keys: int, size: int, out: int) -> None:
 
 
 @njit(error_model="numpy")
-def _weighted(n: int, wide: int, weights: int, values: int, row_bytes: int, count: int, out: int, out_stride: int) -> None:
+def _weighted(
+    n: int,
+    wide: int,
+    weights: int,
+    values: int,
+    row_bytes: int,
+    count: int,
+    out: int,
+    out_stride: int,
+) -> None:
     """16 dimensions of the weighted sum of `count` values for n = 1..4 queries."""
     if wide:
         if n == 4:
@@ -99,7 +109,16 @@ def _weighted(n: int, wide: int, weights: int, values: int, row_bytes: int, coun
 
 @njit(error_model="numpy")
 def _group(
-    n: int, wide: int, q: int, keys: int, values: int, size: int, counts: int, most: int, scores: int, results: int
+    n: int,
+    wide: int,
+    q: int,
+    keys: int,
+    values: int,
+    size: int,
+    counts: int,
+    most: int,
+    scores: int,
+    results: int,
 ) -> None:
     """n queries at `q`; `counts` holds an int64 per query (positions seen), `results` a partial result per query."""
     tiles = (most + 15) >> 4
@@ -108,9 +127,16 @@ def _group(
     for t in range(tiles):
         _scores(n, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
     for i in range(n):
-        _softmax(scores + i * SPLIT * 4, load_i64(counts + 8 * i), tiles, results + i * result_bytes + 4 * size)
+        _softmax(
+            scores + i * SPLIT * 4,
+            load_i64(counts + 8 * i),
+            tiles,
+            results + i * result_bytes + 4 * size,
+        )
     for d in range(0, size, 16):
-        _weighted(n, wide, scores, values + d * item, size * item, most, results + 4 * d, result_bytes)
+        _weighted(
+            n, wide, scores, values + d * item, size * item, most, results + 4 * d, result_bytes
+        )
 
 
 @functools.cache
@@ -144,7 +170,11 @@ def _partial_job(wide: int) -> Kernel:
             most = 0
             for i in range(n):
                 row = block * ROW_BLOCK + (first + i) // per_kv
-                source = load_i64(args) + row * load_i64(args + 8) + (head * per_kv + (first + i) % per_kv) * size * 4
+                source = (
+                    load_i64(args)
+                    + row * load_i64(args + 8)
+                    + (head * per_kv + (first + i) % per_kv) * size * 4
+                )
                 for d in range(0, size * 4, 64):
                     store(queries + i * size * 4 + d, load(source + d) * scale)
                 seen = min(SPLIT, position + row + 1 - start)
@@ -157,7 +187,10 @@ def _partial_job(wide: int) -> Kernel:
                 if load_i64(counts + 8 * i) > 0:
                     row = block * ROW_BLOCK + (first + i) // per_kv
                     query_head = head * per_kv + (first + i) % per_kv
-                    target = load_i64(args + 16) + ((row * heads + query_head) * splits + split) * result_bytes
+                    target = (
+                        load_i64(args + 16)
+                        + ((row * heads + query_head) * splits + split) * result_bytes
+                    )
                     for d in range(0, result_bytes, 64):
                         store(target + d, load(results + i * result_bytes + d))
 
@@ -190,7 +223,12 @@ def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> N
 
 @njit(error_model="numpy")
 def _merge_row(args: int, row: int, thread: int) -> None:
-    params, heads, size, splits = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64), load_i64(args + 72)
+    params, heads, size, splits = (
+        load_i64(args + 48),
+        load_i64(args + 56),
+        load_i64(args + 64),
+        load_i64(args + 72),
+    )
     used = (load_i64(params + POSITION) + row) // SPLIT + 1
     target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)
     gate = load_i64(args + 88)
@@ -215,14 +253,22 @@ def merge_all_job(args: int, chunk: int, thread: int) -> None:
 
 
 def record(
-    recorder: CpuRecorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int
+    recorder: CpuRecorder,
+    q: Buffer,
+    shape: Heads,
+    params: Buffer,
+    gate: Buffer | None,
+    out: Activation,
+    context: int,
 ) -> None:
     rows, size = recorder.rows, shape.head_size
     splits = -(-context // SPLIT)
     result = (size + 16) * 4
     partial = recorder.owner.shared_scratch("attention", rows * shape.heads * splits * result)
     scratch_bytes = _QUERIES * (size * 4 + SPLIT * 4 + result + 16) + 64
-    scratch = recorder.owner.shared_scratch("attention threads", recorder.owner.threads * scratch_bytes)
+    scratch = recorder.owner.shared_scratch(
+        "attention threads", recorder.owner.threads * scratch_bytes
+    )
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
         scratch, scratch_bytes, float_bits(size**-0.5), splits,

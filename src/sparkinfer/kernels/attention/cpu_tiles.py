@@ -7,7 +7,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sparkinfer.backend.simd import F16, F32, I64, VEC, constant_vector, fma_value, load_value, splat_value, store_value, vector
+from sparkinfer.backend.simd import (
+    F16,
+    F32,
+    I64,
+    VEC,
+    constant_vector,
+    fma_value,
+    load_value,
+    splat_value,
+    store_value,
+    vector,
+)
 
 
 def _cached(builder: ir.IRBuilder, address: ir.Value, wide: int) -> ir.Value:
@@ -24,7 +35,9 @@ def _chains(builder: ir.IRBuilder, count: int) -> list[Any]:
     return chains
 
 
-def _offset(builder: ir.IRBuilder, base: ir.Value, index: ir.Value | int, size: ir.Value | int) -> ir.Value:
+def _offset(
+    builder: ir.IRBuilder, base: ir.Value, index: ir.Value | int, size: ir.Value | int
+) -> ir.Value:
     index = ir.Constant(I64, index) if isinstance(index, int) else index
     size = ir.Constant(I64, size) if isinstance(size, int) else size
     return builder.add(base, builder.mul(index, size))
@@ -57,7 +70,9 @@ def score_tile(typingctx, queries, wide, q, keys, size, out, stride):  # type: i
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
-def value_tile(typingctx, queries, wide, weights, stride, values, row_bytes, count, out, out_stride):  # type: ignore[no-untyped-def]
+def value_tile(
+    typingctx, queries, wide, weights, stride, values, row_bytes, count, out, out_stride
+):  # type: ignore[no-untyped-def]
     """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15]."""
     n, is_wide = queries.literal_value, wide.literal_value
     signature = types.void(queries, wide, *[types.int64] * 7)

@@ -5,7 +5,10 @@ from numpy.typing import NDArray
 
 
 def attention(
-    q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], gate: NDArray[np.float32] | None = None
+    q: NDArray[np.float32],
+    k: NDArray[np.float32],
+    v: NDArray[np.float32],
+    gate: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """q rows x heads x size, k and v positions x kv_heads x size (the last `rows` positions are the rows themselves)."""
     rows, heads, size = q.shape

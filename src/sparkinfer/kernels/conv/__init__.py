@@ -5,7 +5,15 @@ from sparkinfer.kernels.select import select
 from sparkinfer.kernels.shapes import RecurrentShape
 
 
-def conv(recorder: Recorder, x: Buffer, weight: Buffer, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer) -> None:
+def conv(
+    recorder: Recorder,
+    x: Buffer,
+    weight: Buffer,
+    shape: RecurrentShape,
+    layer: int,
+    params: Buffer,
+    out: Buffer,
+) -> None:
     """Record out[r, c] = silu(sum over t of weight[t, c] * x(position + r - taps + 1 + t, c)).
 
     Shapes: x and out rows x channels, weight taps x channels (tap 0 meets the oldest input). Inputs before the first

@@ -16,24 +16,40 @@ _ZERO = np.float32(0.0)
 
 
 @njit(error_model="numpy")
-def _shift(state: int, row_bytes: int, inputs: int, input_stride: int, rows: int, kept: int) -> None:
+def _shift(
+    state: int, row_bytes: int, inputs: int, input_stride: int, rows: int, kept: int
+) -> None:
     """16 channels: the state becomes the last `kept` of (state, rows)."""
     for j in range(kept):
         source = rows + j
-        value = load(state + source * row_bytes) if source < kept else load(inputs + (source - kept) * input_stride)
+        value = (
+            load(state + source * row_bytes)
+            if source < kept
+            else load(inputs + (source - kept) * input_stride)
+        )
         store(state + j * row_bytes, value)
 
 
 @job
 def conv_job(args: int, chunk: int, thread: int) -> None:
     params, rows = load_i64(args + 48), load_i64(args + 56)
-    channels, taps, layer, window = load_i64(args + 64), load_i64(args + 72), load_i64(args + 80), load_i64(args + 88)
+    channels, taps, layer, window = (
+        load_i64(args + 64),
+        load_i64(args + 72),
+        load_i64(args + 80),
+        load_i64(args + 88),
+    )
     row_bytes = channels * 4
     kept = taps - 1
     state = load_i64(params + CONV) + layer * kept * row_bytes
     record = load_i64(params + CONV_RECORD) + layer * window * row_bytes
     advance = load_i64(params + ADVANCE)
-    x, x_stride, out, out_stride = load_i64(args), load_i64(args + 8), load_i64(args + 32), load_i64(args + 40)
+    x, x_stride, out, out_stride = (
+        load_i64(args),
+        load_i64(args + 8),
+        load_i64(args + 32),
+        load_i64(args + 40),
+    )
     weight, weight_stride = load_i64(args + 16), load_i64(args + 24)
     first = chunk * _CHANNELS
     for c in range(4 * first, 4 * min(channels, first + _CHANNELS), 64):
@@ -56,7 +72,12 @@ def conv_job(args: int, chunk: int, thread: int) -> None:
 
 @job
 def commit_conv_job(args: int, layer: int, thread: int) -> None:
-    params, channels, kept, window = load_i64(args), load_i64(args + 8), load_i64(args + 16), load_i64(args + 24)
+    params, channels, kept, window = (
+        load_i64(args),
+        load_i64(args + 8),
+        load_i64(args + 16),
+        load_i64(args + 24),
+    )
     row_bytes = channels * 4
     state = load_i64(params + CONV) + layer * kept * row_bytes
     record = load_i64(params + CONV_RECORD) + layer * window * row_bytes
@@ -65,7 +86,13 @@ def commit_conv_job(args: int, layer: int, thread: int) -> None:
 
 
 def record(
-    recorder: CpuRecorder, x: Buffer, weight: Buffer, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer
+    recorder: CpuRecorder,
+    x: Buffer,
+    weight: Buffer,
+    shape: RecurrentShape,
+    layer: int,
+    params: Buffer,
+    out: Buffer,
 ) -> None:
     assert shape.channels % 16 == 0, shape
     args = (

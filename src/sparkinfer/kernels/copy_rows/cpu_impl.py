@@ -15,4 +15,12 @@ def copy_job(args: int, chunk: int, thread: int) -> None:
 
 def record(recorder: CpuRecorder, source: Buffer, out: Buffer) -> None:
     assert source.width == out.width and source.width % 16 == 0, (source.width, out.width)
-    recorder.phase([Job(copy_job, (source.address, source.stride, out.address, out.stride, source.width), recorder.rows)])
+    recorder.phase(
+        [
+            Job(
+                copy_job,
+                (source.address, source.stride, out.address, out.stride, source.width),
+                recorder.rows,
+            )
+        ]
+    )

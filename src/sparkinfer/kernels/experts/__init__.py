@@ -17,19 +17,34 @@ class ExpertBuffers:
 
 
 def experts_hidden(
-    recorder: Recorder, x: Activation, gate: PackedWeight, up: PackedWeight, routing: Routing, buffers: ExpertBuffers
+    recorder: Recorder,
+    x: Activation,
+    gate: PackedWeight,
+    up: PackedWeight,
+    routing: Routing,
+    buffers: ExpertBuffers,
 ) -> None:
     """Record hidden[slot] = silu(gate_e @ x[row]) * (up_e @ x[row]) for every slot (row, e)."""
     select("experts", recorder.backend, "record_hidden")(recorder, x, gate, up, routing, buffers)
 
 
-def experts_out(recorder: Recorder, down: PackedWeight, routing: Routing, buffers: ExpertBuffers) -> None:
+def experts_out(
+    recorder: Recorder, down: PackedWeight, routing: Routing, buffers: ExpertBuffers
+) -> None:
     """Record out[slot] = down_e @ hidden[slot] for every slot."""
     select("experts", recorder.backend, "record_out")(recorder, down, routing, buffers)
 
 
 def experts_combine(
-    recorder: Recorder, routing: Routing, buffers: ExpertBuffers, shared: Buffer, gates: Buffer, column: int, out: Buffer
+    recorder: Recorder,
+    routing: Routing,
+    buffers: ExpertBuffers,
+    shared: Buffer,
+    gates: Buffer,
+    column: int,
+    out: Buffer,
 ) -> None:
     """Record out[r] += sum over ranks, in order, of weight * slot result, + sigmoid(gates[r, column]) * shared[r]."""
-    select("experts", recorder.backend, "record_combine")(recorder, routing, buffers, shared, gates, column, out)
+    select("experts", recorder.backend, "record_combine")(
+        recorder, routing, buffers, shared, gates, column, out
+    )

@@ -5,7 +5,7 @@ from numba import njit
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import job
-from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuRecorder, Job
+from sparkinfer.backend.cpu import GROUP, CpuRecorder, Job
 from sparkinfer.backend.simd import exp, fma, load, load_f32, load_i64, splat, store, store_f32
 from sparkinfer.kernels.experts import ExpertBuffers
 from sparkinfer.kernels.gated_linear.cpu_impl import BLOCK, scratch_for, write_gated
@@ -25,7 +25,9 @@ def _weight_args(recorder: CpuRecorder, weight: PackedWeight) -> tuple[int, ...]
     """Address, bytes of an expert, bytes of a tile, lanes, and a table of the kernels for 0..8 rows."""
     most = min(GROUP, recorder.rows)
     isa = recorder.owner.isa.name
-    kernels = [tile_kernel(weight.format_name, n, isa, weight.lanes).address for n in range(1, most + 1)]
+    kernels = [
+        tile_kernel(weight.format_name, n, isa, weight.lanes).address for n in range(1, most + 1)
+    ]
     table = np.array([0, *kernels, *[0] * (GROUP - most)], np.int64)
     return weight.address, weight.expert_bytes, weight.tile_bytes, weight.lanes, recorder.pin(table)
 
@@ -43,7 +45,9 @@ def _entry(routing: int, index: int) -> int:
 @njit(error_model="numpy")
 def _row_of(routing: int, slot: int) -> int:
     pairs = load_i64(routing + 8) * load_i64(routing + 16)
-    return load_i64(load_i64(routing) + 8 + 8 * pairs + 24 * min(load_i64(routing + 24), pairs) + 8 * slot)
+    return load_i64(
+        load_i64(routing) + 8 + 8 * pairs + 24 * min(load_i64(routing + 24), pairs) + 8 * slot
+    )
 
 
 @njit(error_model="numpy")
@@ -56,7 +60,21 @@ def _expert_tiles(
     start = load_i64(weight) + expert * load_i64(weight + 8) + tile * size
     full = load_i64(kernels + 64)
     rest = load_i64(kernels + 8 * (rows & 7))
-    run_tiles(start, size, panel, group_stride, blocks, out, stride, tiles, rows, full, rest, 0, load_i64(weight + 24))
+    run_tiles(
+        start,
+        size,
+        panel,
+        group_stride,
+        blocks,
+        out,
+        stride,
+        tiles,
+        rows,
+        full,
+        rest,
+        0,
+        load_i64(weight + 24),
+    )
 
 
 # ---- hidden = silu(gate) * up
@@ -69,7 +87,9 @@ def _copy(target: int, source: int, n_bytes: int) -> None:
 
 
 @njit(error_model="numpy")
-def _gather_q8(source: int, rows: int, row: int, target: int, count: int, index: int, blocks: int) -> None:
+def _gather_q8(
+    source: int, rows: int, row: int, target: int, count: int, index: int, blocks: int
+) -> None:
     """Copy row `row` of a quantised panel of `rows` rows to place `index` of a panel of `count` rows."""
     from_first, to_first = row & -8, index & -8
     from_group, to_group = min(8, rows - from_first), min(8, count - to_first)
@@ -79,7 +99,9 @@ def _gather_q8(source: int, rows: int, row: int, target: int, count: int, index:
         b = target + (to_first * blocks + block * to_group) * 48
         _copy(b + 32 * to_row, a + 32 * from_row, 32)
         for offset in range(32, 48, 4):
-            store_f32(b + offset * to_group + 4 * to_row, load_f32(a + offset * from_group + 4 * from_row))
+            store_f32(
+                b + offset * to_group + 4 * to_row, load_f32(a + offset * from_group + 4 * from_row)
+            )
 
 
 @job
@@ -105,12 +127,19 @@ def hidden_job(args: int, chunk: int, thread: int) -> None:
     for block in range(total * part // parts, total * (part + 1) // parts):
         tile = block * tiles
         _expert_tiles(gate, expert, tile, tiles, panel, 8 * row_bytes, blocks, scratch, 256, count)
-        _expert_tiles(up, expert, tile, tiles, panel, 8 * row_bytes, blocks, scratch + 128, 256, count)
+        _expert_tiles(
+            up, expert, tile, tiles, panel, 8 * row_bytes, blocks, scratch + 128, 256, count
+        )
         write_gated(scratch, hidden + first * stride, stride, target, total, count, block)
 
 
 def record_hidden(
-    recorder: CpuRecorder, x: Activation, gate: PackedWeight, up: PackedWeight, routing: Routing, buffers: ExpertBuffers
+    recorder: CpuRecorder,
+    x: Activation,
+    gate: PackedWeight,
+    up: PackedWeight,
+    routing: Routing,
+    buffers: ExpertBuffers,
 ) -> None:
     assert gate.outputs % BLOCK == 0 and gate.quantised == up.quantised, gate
     rows, threads = recorder.rows, recorder.owner.threads
@@ -144,7 +173,9 @@ def out_job(args: int, chunk: int, thread: int) -> None:
     _expert_tiles(down, expert, tile, last - tile, panel, 8 * row_bytes, blocks, out, stride, count)
 
 
-def record_out(recorder: CpuRecorder, down: PackedWeight, routing: Routing, buffers: ExpertBuffers) -> None:
+def record_out(
+    recorder: CpuRecorder, down: PackedWeight, routing: Routing, buffers: ExpertBuffers
+) -> None:
     panel, thread_stride, group_stride = input_args(buffers.hidden, down)
     assert thread_stride == 0, "the threads share the hidden rows"
     parts = max(1, min(down.tiles, down.expert_bytes // _PART_BYTES))
@@ -180,7 +211,13 @@ def combine_job(args: int, chunk: int, thread: int) -> None:
 
 
 def record_combine(
-    recorder: CpuRecorder, routing: Routing, buffers: ExpertBuffers, shared: Buffer, gates: Buffer, column: int, out: Buffer
+    recorder: CpuRecorder,
+    routing: Routing,
+    buffers: ExpertBuffers,
+    shared: Buffer,
+    gates: Buffer,
+    column: int,
+    out: Buffer,
 ) -> None:
     columns = -(-out.width // _COLUMNS)
     args = (

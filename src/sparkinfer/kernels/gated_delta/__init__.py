@@ -19,7 +19,13 @@ class DeltaInputs:
 
 
 def gated_delta(
-    recorder: Recorder, inputs: DeltaInputs, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer, eps: float
+    recorder: Recorder,
+    inputs: DeltaInputs,
+    shape: RecurrentShape,
+    layer: int,
+    params: Buffer,
+    out: Buffer,
+    eps: float,
 ) -> None:
     """Record, for every row and value head i with key head i % key_heads and state S [head_size (k), head_size (v)]:
 

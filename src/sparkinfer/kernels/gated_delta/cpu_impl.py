@@ -8,10 +8,27 @@ from numba import njit
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.compiled import job
 from sparkinfer.backend.cpu import CpuRecorder, Job
-from sparkinfer.backend.simd import fma, load, load_f32, load_i64, splat, sqrt_scalar, store, store_f32, sum_lanes
+from sparkinfer.backend.simd import (
+    fma,
+    load,
+    load_f32,
+    load_i64,
+    splat,
+    sqrt_scalar,
+    store,
+    store_f32,
+    sum_lanes,
+)
 from sparkinfer.kernels.gated_delta import DeltaInputs
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.run_params import ADVANCE, COMMIT_ROWS, DECAY_RECORD, DELTA_RECORD, KEY_RECORD, RECURRENT
+from sparkinfer.kernels.run_params import (
+    ADVANCE,
+    COMMIT_ROWS,
+    DECAY_RECORD,
+    DELTA_RECORD,
+    KEY_RECORD,
+    RECURRENT,
+)
 from sparkinfer.kernels.shapes import RecurrentShape
 
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
@@ -44,12 +61,21 @@ def _prepare_row(args: int, row: int) -> None:
     source = load_i64(args) + row * load_i64(args + 8)
     unit = load_i64(args + 64) + row * load_i64(args + 72)
     for head in range(2 * key_heads):
-        _unit(source + head * size * 4, unit + head * size * 4, size, eps, factor if head < key_heads else _ONE)
+        _unit(
+            source + head * size * 4,
+            unit + head * size * 4,
+            size,
+            eps,
+            factor if head < key_heads else _ONE,
+        )
     alpha = load_i64(args + 16) + row * load_i64(args + 24)
     beta = load_i64(args + 32) + row * load_i64(args + 40)
     gates = load_i64(args + 80) + row * load_i64(args + 88)
     for head in range(value_heads):
-        rate, bias = load_f32(load_i64(args + 48) + 4 * head), load_f32(load_i64(args + 56) + 4 * head)
+        rate, bias = (
+            load_f32(load_i64(args + 48) + 4 * head),
+            load_f32(load_i64(args + 56) + 4 * head),
+        )
         store_f32(gates + 4 * head, _decay(load_f32(alpha + 4 * head), bias, rate))
         gate = 1.0 / (1.0 + math.exp(-np.float64(load_f32(beta + 4 * head))))
         store_f32(gates + 4 * (value_heads + head), np.float32(gate))
@@ -67,7 +93,18 @@ def prepare_all_job(args: int, chunk: int, thread: int) -> None:
 
 
 @njit(error_model="numpy")
-def _update(state: int, target: int, size: int, decay: float, key: int, query: int, value: int, gate: float, delta: int, out: int) -> None:
+def _update(
+    state: int,
+    target: int,
+    size: int,
+    decay: float,
+    key: int,
+    query: int,
+    value: int,
+    gate: float,
+    delta: int,
+    out: int,
+) -> None:
     """One row on 16 columns: read the state at `state`, write it at `target`, the 16 deltas and outputs beside."""
     d = splat(decay)
     a0 = splat(_ZERO)
@@ -106,7 +143,12 @@ def _update(state: int, target: int, size: int, decay: float, key: int, query: i
 
 @job
 def delta_job(args: int, chunk: int, thread: int) -> None:
-    params, layer, window, rows = load_i64(args + 104), load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)
+    params, layer, window, rows = (
+        load_i64(args + 104),
+        load_i64(args + 112),
+        load_i64(args + 120),
+        load_i64(args + 128),
+    )
     key_heads, value_heads, size = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
     slices = size // 16
     head, part = chunk // slices, chunk % slices
@@ -146,8 +188,14 @@ def commit_delta_job(args: int, chunk: int, thread: int) -> None:
     part, rest = chunk % slices, chunk // slices
     head, layer = rest % value_heads, rest // value_heads
     state = load_i64(params + RECURRENT) + chunk * size * 64
-    keys = load_i64(params + KEY_RECORD) + (layer * window * key_heads + head % key_heads) * size * 4
-    deltas = load_i64(params + DELTA_RECORD) + (layer * window * value_heads + head) * size * 4 + part * 64
+    keys = (
+        load_i64(params + KEY_RECORD) + (layer * window * key_heads + head % key_heads) * size * 4
+    )
+    deltas = (
+        load_i64(params + DELTA_RECORD)
+        + (layer * window * value_heads + head) * size * 4
+        + part * 64
+    )
     decays = load_i64(params + DECAY_RECORD) + (layer * window * value_heads + head) * 4
     for row in range(load_i64(params + COMMIT_ROWS)):
         d = splat(load_f32(decays + row * value_heads * 4))
@@ -159,7 +207,13 @@ def commit_delta_job(args: int, chunk: int, thread: int) -> None:
 
 
 def record(
-    recorder: CpuRecorder, inputs: DeltaInputs, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer, eps: float
+    recorder: CpuRecorder,
+    inputs: DeltaInputs,
+    shape: RecurrentShape,
+    layer: int,
+    params: Buffer,
+    out: Buffer,
+    eps: float,
 ) -> None:
     assert shape.head_size % 16 == 0, shape
     owner, rows = recorder.owner, recorder.rows

@@ -5,7 +5,9 @@ from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.kernels.select import select
 
 
-def gated_linear(recorder: Recorder, x: Activation, gate: PackedWeight, up: PackedWeight, out: Activation) -> None:
+def gated_linear(
+    recorder: Recorder, x: Activation, gate: PackedWeight, up: PackedWeight, out: Activation
+) -> None:
     """Record out[r] = silu(gate @ x[r]) * (up @ x[r]) for every row, quantised too where `out` has int8 blocks.
 
     Shapes: x rows x inputs, gate and up outputs x inputs, out rows x outputs; outputs a multiple of 32.

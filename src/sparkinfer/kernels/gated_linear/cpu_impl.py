@@ -23,7 +23,9 @@ def silu(x: Any) -> Any:
 
 
 @njit(error_model="numpy")
-def side(weight: int, block: int, panel: int, group_stride: int, blocks: int, out: int, rows: int) -> None:
+def side(
+    weight: int, block: int, panel: int, group_stride: int, blocks: int, out: int, rows: int
+) -> None:
     """One block of 32 outputs of the weight described at `weight`, for all rows, 256 bytes a row."""
     lanes, tile_bytes = load_i64(weight + 32), load_i64(weight + 8)
     tiles = BLOCK // lanes
@@ -34,7 +36,9 @@ def side(weight: int, block: int, panel: int, group_stride: int, blocks: int, ou
 
 
 @njit(error_model="numpy")
-def write_gated(scratch: int, f32: int, stride: int, q8: int, blocks: int, rows: int, block: int) -> None:
+def write_gated(
+    scratch: int, f32: int, stride: int, q8: int, blocks: int, rows: int, block: int
+) -> None:
     """silu(gate) * up of one block for all rows, to float32 rows (`f32` not 0) and int8 blocks (`q8` not 0)."""
     for row in range(rows):
         source = scratch + 256 * row
@@ -57,7 +61,9 @@ def gated_job(args: int, chunk: int, thread: int) -> None:
     for block in range(total * chunk // chunks, total * (chunk + 1) // chunks):
         side(args + 104, block, panel, group_stride, blocks, scratch, rows)
         side(args + 144, block, panel, group_stride, blocks, scratch + 128, rows)
-        write_gated(scratch, load_i64(args), load_i64(args + 16), load_i64(args + 24), total, rows, block)
+        write_gated(
+            scratch, load_i64(args), load_i64(args + 16), load_i64(args + 24), total, rows, block
+        )
 
 
 def weight_args(weight: PackedWeight, rows: int, isa: str) -> tuple[int, ...]:
@@ -70,7 +76,9 @@ def scratch_for(recorder: CpuRecorder, rows: int) -> int:
     return recorder.pin(np.zeros((recorder.owner.threads * rows + 1) * 64, np.float32))
 
 
-def record(recorder: CpuRecorder, x: Activation, gate: PackedWeight, up: PackedWeight, out: Activation) -> None:
+def record(
+    recorder: CpuRecorder, x: Activation, gate: PackedWeight, up: PackedWeight, out: Activation
+) -> None:
     assert gate.outputs % BLOCK == 0, gate.outputs
     assert gate.quantised == up.quantised, "gate and up read the same form of the activation"
     rows, isa = recorder.rows, recorder.owner.isa.name

@@ -4,7 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def gated_linear(x: NDArray[np.float32], gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
+def gated_linear(
+    x: NDArray[np.float32], gate: NDArray[np.float32], up: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """x rows x inputs, gate and up outputs x inputs; rows x outputs."""
     g = x.astype(np.float64) @ gate.T.astype(np.float64)
     u = x.astype(np.float64) @ up.T.astype(np.float64)

@@ -39,7 +39,14 @@ def gated_norm_all_job(args: int, chunk: int, thread: int) -> None:
 
 
 def record(
-    recorder: CpuRecorder, x: Buffer, gate: Buffer, weight: Buffer, out: Activation, *, heads: int, eps: float
+    recorder: CpuRecorder,
+    x: Buffer,
+    gate: Buffer,
+    weight: Buffer,
+    out: Activation,
+    *,
+    heads: int,
+    eps: float,
 ) -> None:
     rows = recorder.rows
     width = heads * weight.width

@@ -10,4 +10,6 @@ def gated_norm(
     x: NDArray[np.float32], gate: NDArray[np.float32], weight: NDArray[np.float32], eps: float
 ) -> NDArray[np.float32]:
     """x and gate rows x heads x n, weight [n]."""
-    return (rms_norm(x, weight, eps) * (gate / (1 + np.exp(-gate.astype(np.float64))))).astype(np.float32)
+    return (rms_norm(x, weight, eps) * (gate / (1 + np.exp(-gate.astype(np.float64))))).astype(
+        np.float32
+    )

@@ -10,7 +10,12 @@ __all__ = ["PackedWeight", "linear"]
 
 
 def linear(
-    recorder: Recorder, x: Activation, weights: Sequence[PackedWeight], out: Sequence[Buffer], *, add: bool = False
+    recorder: Recorder,
+    x: Activation,
+    weights: Sequence[PackedWeight],
+    out: Sequence[Buffer],
+    *,
+    add: bool = False,
 ) -> None:
     """Record out[i][r, :] = weights[i] @ x[r] for every row r; `add` adds to what stands in `out`.
 

@@ -11,7 +11,9 @@ from sparkinfer.backend.simd import call_tiles, load_i64
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
 from sparkinfer.kernels.linear.weights import PackedWeight
 
-_CHUNK_BYTES = 48 * 1024  # weight bytes a chunk should read: small enough to balance, large enough to hide the claim
+_CHUNK_BYTES = (
+    48 * 1024
+)  # weight bytes a chunk should read: small enough to balance, large enough to hide the claim
 _MAX_CHUNKS = 256
 _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
 
@@ -19,7 +21,11 @@ _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row group
 def tile_functions(weight: PackedWeight, rows: int, isa: str) -> tuple[int, int]:
     """Addresses of the kernels for full groups of 8 rows and for the remaining rows (0 where not needed)."""
     full = tile_kernel(weight.format_name, GROUP, isa, weight.lanes).address if rows >= GROUP else 0
-    rest = tile_kernel(weight.format_name, rows % GROUP, isa, weight.lanes).address if rows % GROUP else 0
+    rest = (
+        tile_kernel(weight.format_name, rows % GROUP, isa, weight.lanes).address
+        if rows % GROUP
+        else 0
+    )
     return full, rest
 
 
@@ -81,7 +87,9 @@ def linear_job(args: int, chunk: int, thread: int) -> None:
     )
 
 
-def linear_jobs(recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool) -> Job:
+def linear_jobs(
+    recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool
+) -> Job:
     """The job of one product, for phases that combine several."""
     assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
     full, rest = tile_functions(weight, recorder.rows, recorder.owner.isa.name)
@@ -95,7 +103,12 @@ def linear_jobs(recorder: CpuRecorder, x: Activation, weight: PackedWeight, out:
 
 
 def record(
-    recorder: CpuRecorder, x: Activation, weights: Sequence[PackedWeight], out: Sequence[Buffer], *, add: bool
+    recorder: CpuRecorder,
+    x: Activation,
+    weights: Sequence[PackedWeight],
+    out: Sequence[Buffer],
+    *,
+    add: bool,
 ) -> None:
     pairs = zip(weights, out, strict=True)
     recorder.phase([linear_jobs(recorder, x, weight, target, add) for weight, target in pairs])

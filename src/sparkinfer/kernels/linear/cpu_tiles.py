@@ -43,13 +43,16 @@ ISAS = ("vnni512", "avx2", "portable")
 FORMATS = tuple(LAYOUTS)
 MAX_ROWS = 8
 _RECORD = 48
-_PREFETCH_ROWS, _PREFETCH_BYTES = 5, 2048
+_PREFETCH_ROWS = 5
+_PREFETCH_BYTES = {"avx2": 1024, "vnni512": 2048, "portable": 1024}
 
 
 class _Emitter:
     """Emits LLVM for one (layout, rows, isa)."""
 
-    def __init__(self, builder: ir.IRBuilder, layout: TileLayout, rows: int, isa: str, lanes: int) -> None:
+    def __init__(
+        self, builder: ir.IRBuilder, layout: TileLayout, rows: int, isa: str, lanes: int
+    ) -> None:
         self.b, self.layout, self.rows, self.isa, self.lanes = builder, layout, rows, isa, lanes
         self.floats = vector(F32, lanes)
 
@@ -111,12 +114,20 @@ class _Emitter:
     def moved(self, value: ir.Value, left: int, mask: int) -> ir.Value:
         """Bytes shifted left by `left` (right when negative), then masked."""
         amount = constant_vector(I8, 4 * self.lanes, abs(left))
-        shifted = self.b.shl(value, amount) if left > 0 else self.b.lshr(value, amount) if left < 0 else value
+        shifted = (
+            self.b.shl(value, amount)
+            if left > 0
+            else self.b.lshr(value, amount)
+            if left < 0
+            else value
+        )
         return self.b.and_(shifted, constant_vector(I8, 4 * self.lanes, mask))
 
     # -- integer dot products of one block
 
-    def group_dots(self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int) -> list[ir.Value]:
+    def group_dots(
+        self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
+    ) -> list[ir.Value]:
         """Per row: int32 sums over columns 4*first .. 4*last-1 of (code - zero) * activation."""
         sums = self.raw_dots(record, codes_at, first, last)
         if not self.layout.zero or self.exact_signed:
@@ -133,12 +144,19 @@ class _Emitter:
         return self.isa == "avx2" and self.layout.bits == 8
 
     def activation_sum(self, record: ir.Value, row: int, first: int, last: int) -> ir.Value:
-        halves = [self.row_scalar(record, 36 + 4 * half, row, I32) for half in range(first // 4, -(-last // 4))]
+        halves = [
+            self.row_scalar(record, 36 + 4 * half, row, I32)
+            for half in range(first // 4, -(-last // 4))
+        ]
         return self.b.add(*halves) if len(halves) == 2 else halves[0]
 
-    def raw_dots(self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int) -> list[ir.Value]:
+    def raw_dots(
+        self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
+    ) -> list[ir.Value]:
         if self.isa == "avx2":
-            return (self.signed_dots if self.layout.bits == 8 else self.pair_dots)(record, codes_at, first, last)
+            return (self.signed_dots if self.layout.bits == 8 else self.pair_dots)(
+                record, codes_at, first, last
+            )
         sums: list[ir.Value] = [constant_vector(I32, self.lanes, 0)] * self.rows
         dot = self.vnni_dot if self.isa == "vnni512" else self.portable_dot
         for j in range(first, last):
@@ -148,7 +166,9 @@ class _Emitter:
         return sums
 
     def vnni_dot(self, total: ir.Value, weights: ir.Value, codes: ir.Value) -> ir.Value:
-        return call_llvm(self.b, "llvm.x86.avx512.vpdpbusd.512", vector(I32, 16), [total, weights, codes])
+        return call_llvm(
+            self.b, "llvm.x86.avx512.vpdpbusd.512", vector(I32, 16), [total, weights, codes]
+        )
 
     def portable_dot(self, total: ir.Value, weights: ir.Value, codes: ir.Value) -> ir.Value:
         """Sum of four unsigned x signed byte products per lane in plain vector arithmetic."""
@@ -160,7 +180,9 @@ class _Emitter:
             total = self.b.add(total, self.b.mul(weight, code))
         return total
 
-    def pair_dots(self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int) -> list[ir.Value]:
+    def pair_dots(
+        self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
+    ) -> list[ir.Value]:
         """AVX2, codes of at most 6 bits: pairs summed in int16, widened before they could overflow."""
         top = {"Q2_K": 3, "Q3_K": 7}.get(self.layout.name, (1 << self.layout.bits) - 1)
         limit = 32767 // (2 * top * 127)
@@ -172,17 +194,28 @@ class _Emitter:
             for j in range(start, min(last, start + limit)):
                 weights = codes_at(j)
                 for row in range(self.rows):
-                    codes = self.b.bitcast(self.codes_of_row(record, row, 4 * j), vector(I8, 4 * self.lanes))
+                    codes = self.b.bitcast(
+                        self.codes_of_row(record, row, 4 * j), vector(I8, 4 * self.lanes)
+                    )
                     pair = call_llvm(self.b, "llvm.x86.avx2.pmadd.ub.sw", wide, [weights, codes])
                     if j == start:
                         narrow.append(pair)
                     else:
                         narrow[row] = self.b.add(narrow[row], pair)
-            parts = [call_llvm(self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [n, ones]) for n in narrow]
-            totals = parts if not totals else [self.b.add(t, p) for t, p in zip(totals, parts, strict=True)]
+            parts = [
+                call_llvm(self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [n, ones])
+                for n in narrow
+            ]
+            totals = (
+                parts
+                if not totals
+                else [self.b.add(t, p) for t, p in zip(totals, parts, strict=True)]
+            )
         return totals
 
-    def signed_dots(self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int) -> list[ir.Value]:
+    def signed_dots(
+        self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
+    ) -> list[ir.Value]:
         """AVX2, 8-bit weights: |w| times the activation with the sign of w; a pair is at most 128 * 127 * 2."""
         ones = constant_vector(I16, 2 * self.lanes, 1)
         bytes_ = vector(I8, 4 * self.lanes)
@@ -194,14 +227,20 @@ class _Emitter:
             for row in range(self.rows):
                 codes = self.b.bitcast(self.codes_of_row(record, row, 4 * j), bytes_)
                 signed = call_llvm(self.b, "llvm.x86.avx2.psign.b", bytes_, [codes, weights])
-                pair = call_llvm(self.b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * self.lanes), [size, signed])
-                part = call_llvm(self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [pair, ones])
+                pair = call_llvm(
+                    self.b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * self.lanes), [size, signed]
+                )
+                part = call_llvm(
+                    self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [pair, ones]
+                )
                 totals[row] = self.b.add(totals[row], part)
         return totals
 
     # -- one block of 32 columns
 
-    def block(self, header: ir.Value, sub: ir.Value, codes: ir.Value, record: ir.Value, chains: list[Any]) -> None:
+    def block(
+        self, header: ir.Value, sub: ir.Value, codes: ir.Value, record: ir.Value, chains: list[Any]
+    ) -> None:
         """Add one block to every row's chain. `sub`: index of the block in its scale record."""
         layout = self.layout
         self.prefetch(codes)
@@ -210,7 +249,9 @@ class _Emitter:
         codes_at = self.weight_codes(codes)
         per_block = 32 // layout.group
         size = 8 // per_block
-        dots = [self.group_dots(record, codes_at, g * size, (g + 1) * size) for g in range(per_block)]
+        dots = [
+            self.group_dots(record, codes_at, g * size, (g + 1) * size) for g in range(per_block)
+        ]
         scales, minima = self.group_scales(header, sub, per_block, minimum)
         if len(scales) == 1:
             scale = self.b.fmul(scale, scales[0])
@@ -222,7 +263,9 @@ class _Emitter:
             step = self.b.fmul(scale, self.row_scalar(record, 32, row, F32))
             total = fma_value(self.b, value, step, self.b.load(chain))
             for index, low in enumerate(minima):
-                total = fma_value(self.b, low, self.minimum_factor(record, row, index, len(minima)), total)
+                total = fma_value(
+                    self.b, low, self.minimum_factor(record, row, index, len(minima)), total
+                )
             self.b.store(total, chain)
 
     def group_scales(
@@ -240,7 +283,8 @@ class _Emitter:
         lows = self.at(base, layout.groups * lanes)
         negative = self.b.fneg(minimum)
         minima = [
-            self.b.fmul(negative, self.small_ints(self.at(lows, g * lanes), signed=False)) for g in range(per_block)
+            self.b.fmul(negative, self.small_ints(self.at(lows, g * lanes), signed=False))
+            for g in range(per_block)
         ]
         return scales, minima
 
@@ -252,33 +296,38 @@ class _Emitter:
         return self.b.fmul(total, self.row_scalar(record, 32, row, F32))
 
     def prefetch(self, codes: ir.Value) -> None:
-        """With many rows the arithmetic hides the hardware prefetcher's stream; ask for the codes ahead."""
-        if self.rows < _PREFETCH_ROWS:
+        """Ask for the stream ahead. Measured: AVX2 machines gain at every width, VNNI ones when the arithmetic is long."""
+        if self.isa != "avx2" and self.rows < _PREFETCH_ROWS:
             return
-        for line in range(0, self.layout.code_bytes(self.lanes), 64):
-            pointer = self.b.inttoptr(self.at(codes, _PREFETCH_BYTES + line), I8.as_pointer())
+        per_block = self.layout.record_bytes(self.lanes) // self.layout.blocks
+        for line in range(0, per_block, 64):
+            pointer = self.b.inttoptr(
+                self.at(codes, _PREFETCH_BYTES[self.isa] + line), I8.as_pointer()
+            )
             kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
             function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
             self.b.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, 3, 1))])
 
     # -- whole tiles
 
-    def quantised_tile(self, weight: ir.Value, panel: ir.Value, blocks: ir.Value, chains: list[Any]) -> None:
+    def quantised_tile(
+        self, weight: ir.Value, panel: ir.Value, blocks: ir.Value, chains: list[Any]
+    ) -> None:
         layout, b = self.layout, self.b
-        header_bytes = layout.record_bytes(self.lanes)
-        n_records = b.udiv(blocks, self.i64(layout.blocks))
-        area = b.and_(b.add(b.mul(n_records, self.i64(header_bytes)), self.i64(63)), self.i64(-64))
-        codes = b.add(weight, area)
-        with cgutils.for_range(b, n_records) as outer:
-            header = b.add(weight, b.mul(outer.index, self.i64(header_bytes)))
+        record_bytes, scale_bytes = layout.record_bytes(self.lanes), layout.scale_bytes(self.lanes)
+        with cgutils.for_range(b, b.udiv(blocks, self.i64(layout.blocks))) as outer:
+            header = b.add(weight, b.mul(outer.index, self.i64(record_bytes)))
+            codes = self.at(header, scale_bytes)
             first = b.mul(outer.index, self.i64(layout.blocks))
             with cgutils.for_range(b, self.i64(layout.blocks)) as inner:
                 index = b.add(first, inner.index)
                 record = b.add(panel, b.mul(index, self.i64(_RECORD * self.rows)))
-                code = b.add(codes, b.mul(index, self.i64(layout.code_bytes(self.lanes))))
+                code = b.add(codes, b.mul(inner.index, self.i64(layout.code_bytes(self.lanes))))
                 self.block(header, inner.index, code, record, chains)
 
-    def float_tile(self, weight: ir.Value, panel: ir.Value, columns: ir.Value, chains: list[Any]) -> None:
+    def float_tile(
+        self, weight: ir.Value, panel: ir.Value, columns: ir.Value, chains: list[Any]
+    ) -> None:
         """Two chains a row, even and odd columns; the second half of `chains` holds the odd ones."""
         b, item = self.b, self.layout.bits // 8
         row_bytes = b.and_(b.add(b.mul(columns, self.i64(4)), self.i64(63)), self.i64(-64))
@@ -286,9 +335,14 @@ class _Emitter:
             for odd in range(2):
                 column = b.add(b.shl(loop.index, self.i64(1)), self.i64(odd))
                 with b.if_then(b.icmp_unsigned("<", column, columns)):
-                    value = self.float_lanes(b.add(weight, b.mul(column, self.i64(item * self.lanes))))
+                    value = self.float_lanes(
+                        b.add(weight, b.mul(column, self.i64(item * self.lanes)))
+                    )
                     for row in range(self.rows):
-                        source = b.add(b.add(panel, b.mul(row_bytes, self.i64(row))), b.shl(column, self.i64(2)))
+                        source = b.add(
+                            b.add(panel, b.mul(row_bytes, self.i64(row))),
+                            b.shl(column, self.i64(2)),
+                        )
                         x = splat_value(b, load_value(b, source, F32, 4), self.lanes)
                         chain = chains[row + odd * self.rows]
                         b.store(fma_value(b, value, x, b.load(chain)), chain)
@@ -300,11 +354,20 @@ class _Emitter:
             return load_value(self.b, address, self.floats, 4)
         if self.layout.floats == "f16":
             return self.widen(address, F16)
-        bits = self.b.zext(load_value(self.b, address, vector(I16, self.lanes), 2), vector(I32, self.lanes))
+        bits = self.b.zext(
+            load_value(self.b, address, vector(I16, self.lanes), 2), vector(I32, self.lanes)
+        )
         return self.b.bitcast(self.b.shl(bits, constant_vector(I32, self.lanes, 16)), self.floats)
 
     def loop(
-        self, weight: ir.Value, panel: ir.Value, blocks: ir.Value, out: ir.Value, stride: ir.Value, tiles: ir.Value, add: ir.Value
+        self,
+        weight: ir.Value,
+        panel: ir.Value,
+        blocks: ir.Value,
+        out: ir.Value,
+        stride: ir.Value,
+        tiles: ir.Value,
+        add: ir.Value,
     ) -> None:
         b, layout = self.b, self.layout
         n_chains = self.rows * (2 if layout.floats else 1)
@@ -333,14 +396,11 @@ class _Emitter:
     def tile_bytes(self, blocks: ir.Value) -> ir.Value:
         """`TileLayout.tile_bytes` on a run-time number of blocks (columns for float formats)."""
         b, layout = self.b, self.layout
-
-        def padded(count: ir.Value, size: int) -> ir.Value:
-            return b.and_(b.add(b.mul(count, self.i64(size)), self.i64(63)), self.i64(-64))
-
         if layout.floats:
-            return padded(blocks, self.lanes * layout.bits // 8)
-        scales = padded(b.udiv(blocks, self.i64(layout.blocks)), layout.record_bytes(self.lanes))
-        return b.add(scales, padded(blocks, layout.code_bytes(self.lanes)))
+            count, size = blocks, self.lanes * layout.bits // 8
+        else:
+            count, size = b.udiv(blocks, self.i64(layout.blocks)), layout.record_bytes(self.lanes)
+        return b.and_(b.add(b.mul(count, self.i64(size)), self.i64(63)), self.i64(-64))
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
@@ -350,7 +410,9 @@ def _tile_loop(typingctx, layout, rows, isa, lanes, weight, panel, blocks, out, 
     signature = types.void(layout, rows, isa, lanes, *[types.int64] * 7)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emitter = _Emitter(builder, LAYOUTS[FORMATS[literal[0]]], literal[1], ISAS[literal[2]], literal[3])
+        emitter = _Emitter(
+            builder, LAYOUTS[FORMATS[literal[0]]], literal[1], ISAS[literal[2]], literal[3]
+        )
         emitter.loop(*args[4:])
         return context.get_dummy_value()
 
@@ -363,6 +425,8 @@ def tile_kernel(format_name: str, rows: int, isa: str, lanes: int) -> Kernel:
     layout_index, isa_index = FORMATS.index(format_name), ISAS.index(isa)
 
     def tiles_of(weight, panel, blocks, out, stride, tiles, add):  # type: ignore[no-untyped-def]
-        _tile_loop(layout_index, rows, isa_index, lanes, weight, panel, blocks, out, stride, tiles, add)
+        _tile_loop(
+            layout_index, rows, isa_index, lanes, weight, panel, blocks, out, stride, tiles, add
+        )
 
     return Kernel(tiles_of, TILES)

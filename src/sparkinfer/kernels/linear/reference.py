@@ -15,4 +15,8 @@ def quantised_rows(x: NDArray[np.float32]) -> NDArray[np.float32]:
     blocks = x.reshape(rows, width // 32, 32)
     top = np.abs(blocks).max(axis=-1, keepdims=True)
     inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    return (np.rint(blocks * inverse) * (top / np.float32(127))).astype(np.float32).reshape(rows, width)
+    return (
+        (np.rint(blocks * inverse) * (top / np.float32(127)))
+        .astype(np.float32)
+        .reshape(rows, width)
+    )

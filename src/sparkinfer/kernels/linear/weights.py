@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import aligned
+from sparkinfer.backend.base import Arena
 from sparkinfer.quant.tiles import LAYOUTS, pack
 
 
@@ -47,13 +47,31 @@ class PackedWeight:
         return self.tiles * self.lanes
 
 
-def pack_weight(format_name: str, blocks: Any, outputs: int, inputs: int, lanes: int, experts: int = 1) -> PackedWeight:
+def pack_weight(
+    format_name: str,
+    blocks: Any,
+    outputs: int,
+    inputs: int,
+    lanes: int,
+    arena: Arena,
+    experts: int = 1,
+) -> PackedWeight:
     """Pack GGUF blocks (uint8, experts x outputs x inputs values). Raises ShapeError for a bad row length."""
     tiles = -(-outputs // lanes)
     tile_bytes = LAYOUTS[format_name].tile_bytes(inputs, lanes)
-    array = aligned(experts * tiles * tile_bytes + 4096)
+    array = arena.take(experts * tiles * tile_bytes)
     per_expert = blocks.reshape(experts, -1, blocks.shape[-1])
-    target = array[: experts * tiles * tile_bytes].reshape(experts, tiles, tile_bytes)
+    target = array.reshape(experts, tiles, tile_bytes)
     for index in range(experts):
         target[index] = pack(format_name, per_expert[index], outputs, inputs, lanes)
-    return PackedWeight(format_name, outputs, inputs, lanes, tiles, tile_bytes, int(array.ctypes.data), array, experts)
+    return PackedWeight(
+        format_name,
+        outputs,
+        inputs,
+        lanes,
+        tiles,
+        tile_bytes,
+        int(array.ctypes.data),
+        array,
+        experts,
+    )

@@ -6,7 +6,16 @@ from numba import njit
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import job
 from sparkinfer.backend.cpu import CpuRecorder, Job
-from sparkinfer.backend.simd import fma, load, load_f32, load_i64, splat, sqrt_scalar, store, sum_lanes
+from sparkinfer.backend.simd import (
+    fma,
+    load,
+    load_f32,
+    load_i64,
+    splat,
+    sqrt_scalar,
+    store,
+    sum_lanes,
+)
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 
 
@@ -26,9 +35,17 @@ def norm_row(source: int, weight: int, target: int, width: int, eps: float) -> N
 def _row(args: int, row: int, thread: int) -> None:
     width, rows = load_i64(args + 64), load_i64(args + 72)
     target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)
-    norm_row(load_i64(args + 40) + row * load_i64(args + 48), load_i64(args + 56), target, width, load_f32(args + 80))
+    norm_row(
+        load_i64(args + 40) + row * load_i64(args + 48),
+        load_i64(args + 56),
+        target,
+        width,
+        load_f32(args + 80),
+    )
     if load_i64(args + 24) != 0:
-        quantise_row(load_i64(args + 24) + thread * load_i64(args + 32), width >> 5, rows, row, target)
+        quantise_row(
+            load_i64(args + 24) + thread * load_i64(args + 32), width >> 5, rows, row, target
+        )
 
 
 @job
@@ -47,10 +64,20 @@ def float_bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def record(recorder: CpuRecorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float) -> None:
+def record(
+    recorder: CpuRecorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float
+) -> None:
     assert x.width % 16 == 0 and (out.q8 is None or x.width % 32 == 0), x.width
     rows = recorder.rows
-    args = (*activation_args(out, rows), x.address, x.stride, weight.address, x.width, rows, float_bits(eps))
+    args = (
+        *activation_args(out, rows),
+        x.address,
+        x.stride,
+        weight.address,
+        x.width,
+        rows,
+        float_bits(eps),
+    )
     if out.private:
         recorder.prologue(Job(norm_all_job, args, 1))
     else:

@@ -22,8 +22,8 @@ from sparkinfer.backend.simd import (
     sum_lanes,
 )
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, VALUES
+from sparkinfer.kernels.shapes import Heads
 
 _ONE = np.float32(1.0)
 
@@ -44,7 +44,9 @@ def _element(source: int, norm: int, scale: float, i: int) -> float:
 
 
 @njit(error_model="numpy")
-def _rotate(source: int, norm: int, scale: float, table: int, i: int, rotated: int, interleaved: int) -> float:
+def _rotate(
+    source: int, norm: int, scale: float, table: int, i: int, rotated: int, interleaved: int
+) -> float:
     """Dimension i of the head after norm and rotation."""
     if i >= rotated:
         return _element(source, norm, scale, i)
@@ -91,7 +93,9 @@ def rope_row(args: int, row: int, wide: int) -> None:
     for head in range(heads):
         scale = _norm_scale(source, size, eps) if q_norm != 0 else _ONE
         for i in range(size):
-            store_f32(target + 4 * i, _rotate(source, q_norm, scale, table, i, rotated, interleaved))
+            store_f32(
+                target + 4 * i, _rotate(source, q_norm, scale, table, i, rotated, interleaved)
+            )
         source += step
         target += size * 4
     plane = load_i64(params + HEAD_BYTES)
@@ -102,7 +106,14 @@ def rope_row(args: int, row: int, wide: int) -> None:
     for head in range(kv_heads):
         scale = _norm_scale(k, size, eps) if k_norm != 0 else _ONE
         for i in range(size):
-            _key_row(keys, position, size, i, _rotate(k, k_norm, scale, table, i, rotated, interleaved), wide)
+            _key_row(
+                keys,
+                position,
+                size,
+                i,
+                _rotate(k, k_norm, scale, table, i, rotated, interleaved),
+                wide,
+            )
         _value_row(values, position, size, v, wide)
         k += size * 4
         v += size * 4

@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 from sparkinfer.kernels.rms_norm.reference import rms_norm
 
 
-def angles(positions: int, rotated: int, base: float, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+def angles(
+    positions: int, rotated: int, base: float, divisors: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
     """Table of positions x rotated: cosines, then sines, of position * base^(-2j / rotated) / divisors[j]."""
     frequency = base ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
     if divisors is not None:
@@ -16,7 +18,11 @@ def angles(positions: int, rotated: int, base: float, divisors: NDArray[np.float
 
 
 def rope(
-    x: NDArray[np.float32], table: NDArray[np.float32], interleaved: bool, norm: NDArray[np.float32] | None, eps: float
+    x: NDArray[np.float32],
+    table: NDArray[np.float32],
+    interleaved: bool,
+    norm: NDArray[np.float32] | None,
+    eps: float,
 ) -> NDArray[np.float32]:
     """x rows x heads x head_size, table rows x rotated (the rows of the positions); the rotated x."""
     if norm is not None:
