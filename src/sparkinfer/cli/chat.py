@@ -24,7 +24,7 @@ HELP = """/help          this list
 A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."""
 
 
-@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa"))
+@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa", "cache_dir"))
 def command(
     *,
     model: Annotated[

@@ -12,7 +12,7 @@ from sparkinfer.cli.console import quiet_pipe
 from sparkinfer.options import OPTIONS, Option, configure
 
 EXIT_CLOSED_PIPE = 141
-_ALWAYS = ("cache_dir", "model_dir", "progress", "debug")
+_ALWAYS = ("model_dir", "progress", "debug")
 
 
 @dataclass(frozen=True, slots=True)

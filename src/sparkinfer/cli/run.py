@@ -22,7 +22,7 @@ NO_MODEL = (
 )
 
 
-@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa"))
+@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa", "cache_dir"))
 def command(
     *,
     words: Annotated[
