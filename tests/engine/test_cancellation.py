@@ -50,6 +50,7 @@ def test_cancel_inside_a_prefill_stops_between_chunks():
     assert list(stream) == []
     assert stream.result.finish_reason == "cancelled" and stream.result.text == ""
     assert tested.target.computed == 4  # one chunk of seven tokens
+    assert stream.result.timings.prefill_tokens == 4
     assert tested.generate(PROMPT, **FREE).tokens == engine().generate(PROMPT, **FREE).tokens
 
 

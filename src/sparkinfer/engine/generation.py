@@ -122,13 +122,14 @@ class Generation(Iterator[Delta]):
         prompt = self.request.prompt
         started = perf_counter()
         state, self._cached = self._prefix.acquire(prompt, reuse=self.request.reuse_prefix)
+        rest = prompt[self._cached :]
         try:
             history = TokenHistory(prompt)
-            rest = prompt[self._cached :]
             self._decoder.begin(state, rest, self._sampler, history, self._report)
+            self._computed = len(rest)
         except _Cancelled:
-            return
-        self._clock.prefilled(perf_counter() - started, len(rest))
+            pass  # between two chunks: the state is whole, and `_advance` sees the flag
+        self._clock.prefilled(perf_counter() - started, self._computed)
 
     def _report(self, done: int, total: int) -> None:
         self._prefix.passed(done - self._computed, total - done)
