@@ -2,7 +2,7 @@
 
 Needs atheris, in an environment of its own, beside numpy. From the root of the repository:
 
-    PYTHONPATH=src python fuzz/gguf_reader.py CORPUS -max_total_time=600 -timeout=5 \
+    PYTHONPATH=src python fuzz/gguf_reader.py CORPUS -max_total_time=600 -timeout=60 \
         -rss_limit_mb=512 -max_len=4096 -dict=fuzz/gguf.dict
 
 CORPUS is a folder that grows; it is seeded with the files of the fault tests. An input that fails
