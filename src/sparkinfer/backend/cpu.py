@@ -50,6 +50,7 @@ class CpuTape:
         self._keep += [rows, counters]
         self._head = self._pack((len(phases), rows.ctypes.data, counters.ctypes.data))
         self.n_phases = len(phases)
+        backend.keep.append(self._keep)  # a late thread may still read a tape nobody replays any more
 
     def _pack(self, values: Iterable[int]) -> int:
         array = np.array([*values, 0], np.int64)
@@ -120,6 +121,7 @@ class CpuBackend:
         self.isa = isa
         self.threads = threads
         self.wide_cache = wide_cache
+        self.keep: list[list[Any]] = []
         self._scratch: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
         self._control = aligned(8 * executor.CONTROL_WORDS)
         self._address = int(self._control.ctypes.data)

@@ -2,11 +2,12 @@
 
 A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter
 and wait until every chunk is done, not until every thread has arrived: a thread that lost its core delays nothing but
-the chunk it holds. The claim word carries the run's epoch, so a late thread of an earlier run claims nothing. A thread
+the chunk it holds. A late thread of an earlier run claims nothing: the claim word carries the run's epoch, and a thread
+that counts a phase's chunks asks afterwards whether the run still lasts, since the counts change between runs. A thread
 runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs stay.
 
 Memory layout (int64 words):
-  control: 0 epoch | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
+  control: 0 epoch | 1 epoch while its run lasts, else 0 | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
   job:     function, args, chunks, address of a factor of the chunks that is known at run time (0: none)
@@ -30,7 +31,7 @@ from sparkinfer.backend.simd import (
     spin_hint,
 )
 
-EPOCH, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 64, 128, 192, 256, 40
+EPOCH, RUNNING, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 8, 64, 128, 192, 256, 40
 TAPE_WORDS = 3
 PHASE_WORDS, JOB_WORDS, PROLOGUE_WORDS, COUNTER_WORDS = 4, 4, 2, 16
 CHUNK_BITS = 24
@@ -97,7 +98,7 @@ def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
 @njit(error_model="numpy")
 def _job_chunks(job: int) -> int:
     factor = load_i64(job + 24)
-    return load_i64(job + 16) * (load_i64(factor) if factor != 0 else 1)
+    return load_i64(job + 16) * (atomic_load(factor) if factor != 0 else 1)
 
 
 @njit(error_model="numpy")
@@ -126,6 +127,8 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
     for _ in range(load_i64(phase)):
         chunks += _job_chunks(job)
         job += _JOB_BYTES
+    if atomic_load(control + RUNNING) != epoch:
+        return False
     first = True
     while True:
         chunk = _claim(counter, epoch, chunks)
@@ -162,10 +165,12 @@ def _run(control: int, tape: int) -> None:
         atomic_store(counter, epoch << CHUNK_BITS)
         counter += _COUNTER_BYTES
     atomic_store(control + TAPE, tape)
+    atomic_store(control + RUNNING, epoch)
     atomic_store(control + EPOCH, epoch)
     if atomic_load(control + IDLE) > 0:
         _wake(control + EPOCH)
     _run_tape(control, tape, epoch, 0)
+    atomic_swap_if(control + RUNNING, epoch, 0)
 
 
 def _work(control: int, thread: int) -> None:

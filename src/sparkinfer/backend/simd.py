@@ -238,6 +238,13 @@ def exp(builder: Any, x: Any) -> Any:
     return _exp_value(builder, x)
 
 
+@_make(f32x16, f32x16)
+def swap_pairs(builder: Any, value: Any) -> Any:
+    """Lanes 1, 0, 3, 2, ..."""
+    mask = ir.Constant(ir.VectorType(I32, LANES), [lane ^ 1 for lane in range(LANES)])
+    return builder.shuffle_vector(value, ir.Constant(VEC, ir.Undefined), mask)
+
+
 @_make(_f32, f32x16)
 def sum_lanes(builder: Any, value: Any) -> Any:
     return _fold(builder, value, builder.fadd)

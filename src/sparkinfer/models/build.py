@@ -12,10 +12,14 @@ from sparkinfer.models.weights import Shape, Weights
 
 @dataclass(frozen=True)
 class Architecture:
-    """`expected(config, layer)`: tensors and GGUF shapes of a layer; `build(weights, config, layer)`: its two blocks."""
+    """`expected(config, layer)`: tensors and GGUF shapes of a layer;
+    `build(weights, config, layer)`: its two
+    blocks; `interleaved`: rotary positions turn adjacent pairs instead of halves.
+    """
 
     expected: Callable[[ModelConfig, int], dict[str, Shape]]
     build: Callable[[Weights, ModelConfig, int], tuple[Any, Any]]
+    interleaved: bool = False
 
 
 def attention_shapes(

@@ -27,4 +27,4 @@ def build(weights: Weights, config: ModelConfig, layer: int) -> tuple[Attention,
     return mixer, build_feed_forward(weights, prefix, "ffn_norm")
 
 
-ARCHITECTURE = Architecture(expected, build)
+ARCHITECTURE = Architecture(expected, build, INTERLEAVED)

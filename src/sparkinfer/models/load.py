@@ -13,7 +13,7 @@ from sparkinfer.backend.cpu import CpuBackend
 from sparkinfer.backend.isa import choose_isa
 from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError
 from sparkinfer.gguf import GGUFFile, open_gguf
-from sparkinfer.kernels.rope.reference import angles
+from sparkinfer.kernels.rope.reference import angles, factors
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.machine import available_memory
 from sparkinfer.models.build import Architecture
@@ -113,13 +113,12 @@ def _build(
 ) -> Network:
     blocks = weights.map(lambda layer: architecture.build(weights, config, layer), config.n_layers)
     head = "output.weight" if "output.weight" in weights.file.tensors else "token_embd.weight"
+    table = angles(context, config.rotated, config.rope_base, _divisors(weights, config))
     return Network(
         blocks=tuple(blocks),
         output_norm=weights.vector("output_norm.weight"),
         head=weights.matrix(head),
-        rope_table=weights.rows(
-            angles(context, config.rotated, config.rope_base, _divisors(weights, config))
-        ),
+        rope_table=weights.rows(factors(table, architecture.interleaved)),
     )
 
 

@@ -20,7 +20,7 @@ def rope(
     """Record out[r] = rotate(norm(q[r])) and the cache rows of rotate(norm(k[r])) and v[r] at position + r.
 
     Shapes: q rows x heads x head_size (x 2 when `gated`: query then gate inside each head), k and v rows x kv_heads x
-    head_size, table positions x rotated (cosines, then sines, of rotated / 2 angles), norms 1 x head_size.
+    head_size, table positions x 2 rotated (`reference.factors`), norms 1 x head_size.
     The first `rotated` dimensions turn: adjacent pairs when `interleaved`, else halves.
     Writes `out` and the caches named by `params`. Rows do not mix.
     """

@@ -2,6 +2,8 @@
 
 import functools
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -10,6 +12,7 @@ from sparkinfer.backend.compiled import Kernel, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
+    fma_scalar,
     load,
     load_f32,
     load_i64,
@@ -20,6 +23,7 @@ from sparkinfer.backend.simd import (
     store_f32,
     store_half,
     sum_lanes,
+    swap_pairs,
 )
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
 from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, VALUES
@@ -38,36 +42,67 @@ def _norm_scale(source: int, width: int, eps: float) -> float:
 
 
 @njit(error_model="numpy")
-def _element(source: int, norm: int, scale: float, i: int) -> float:
-    value = load_f32(source + 4 * i)
-    return value * scale * load_f32(norm + 4 * i) if norm != 0 else value
+def _normed(source: int, norm: int, scale: float, i: int) -> Any:
+    value = load(source + 4 * i)
+    return value * splat(scale) * load(norm + 4 * i) if norm != 0 else value
 
 
 @njit(error_model="numpy")
-def _rotate(
-    source: int, norm: int, scale: float, table: int, i: int, rotated: int, interleaved: int
-) -> float:
-    """Dimension i of the head after norm and rotation."""
-    if i >= rotated:
-        return _element(source, norm, scale, i)
+def _turn_fast(
+    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int
+) -> None:
+    """A head whose rotated part, or each half of it, is a whole number of vectors."""
     half = rotated >> 1
-    pair, second = (i >> 1, i & 1) if interleaved else (i % half, i // half)
-    first_at = 2 * pair if interleaved else pair
-    second_at = first_at + 1 if interleaved else pair + half
-    x = _element(source, norm, scale, first_at)
-    y = _element(source, norm, scale, second_at)
-    cos = load_f32(table + 4 * pair)
-    sin = load_f32(table + 4 * (half + pair))
-    return x * sin + y * cos if second else x * cos - y * sin
+    for i in range(0, size, 16):
+        value = _normed(source, norm, scale, i)
+        if i < rotated:
+            if paired:
+                partner = swap_pairs(value)
+            else:
+                partner = _normed(source, norm, scale, i + half if i < half else i - half)
+            value = fma(value, load(table + 4 * i), partner * load(table + 4 * (rotated + i)))
+        store(target + 4 * i, value)
 
 
 @njit(error_model="numpy")
-def _key_row(target: int, position: int, size: int, i: int, value: float, wide: int) -> None:
-    tile = (position >> 4) * size * 16 + i * 16 + (position & 15)
-    if wide:
-        store_f32(target + 4 * tile, value)
+def _turn_slow(
+    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int
+) -> None:
+    """Any head, one dimension at a time."""
+    half = rotated >> 1
+    for i in range(size):
+        other = i
+        if i < rotated:
+            other = (i ^ 1) if paired else (i + half if i < half else i - half)
+        x, y = load_f32(source + 4 * i), load_f32(source + 4 * other)
+        if norm != 0:
+            x = x * scale * load_f32(norm + 4 * i)
+            y = y * scale * load_f32(norm + 4 * other)
+        if i < rotated:
+            x = fma_scalar(x, load_f32(table + 4 * i), y * load_f32(table + 4 * (rotated + i)))
+        store_f32(target + 4 * i, x)
+
+
+@njit(error_model="numpy")
+def _turn(
+    source: int, norm: int, eps: float, table: int, size: int, rotated: int, paired: int, target: int
+) -> None:
+    scale = _norm_scale(source, size, eps) if norm != 0 else _ONE
+    if rotated % 16 == 0 and (paired or rotated % 32 == 0):
+        _turn_fast(source, norm, scale, table, size, rotated, paired, target)
     else:
-        store_f16(target + 2 * tile, value)
+        _turn_slow(source, norm, scale, table, size, rotated, paired, target)
+
+
+@njit(error_model="numpy")
+def _key_row(target: int, position: int, size: int, source: int, wide: int) -> None:
+    """Keys lie in tiles of 16 positions, one dimension after the other."""
+    first = (position >> 4) * size * 16 + (position & 15)
+    for i in range(size):
+        if wide:
+            store_f32(target + 4 * (first + 16 * i), load_f32(source + 4 * i))
+        else:
+            store_f16(target + 2 * (first + 16 * i), load_f32(source + 4 * i))
 
 
 @njit(error_model="numpy")
@@ -80,10 +115,10 @@ def _value_row(target: int, position: int, size: int, source: int, wide: int) ->
 
 
 @njit(error_model="numpy")
-def rope_row(args: int, row: int, wide: int) -> None:
+def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
     params = load_i64(args + 96)
     heads, kv_heads, size = load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)
-    rotated, interleaved, gated = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
+    rotated, paired, gated = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
     eps, q_norm, k_norm = load_f32(args + 160), load_i64(args + 168), load_i64(args + 176)
     position = load_i64(params + POSITION) + row
     table = load_i64(args + 80) + position * load_i64(args + 88)
@@ -91,46 +126,31 @@ def rope_row(args: int, row: int, wide: int) -> None:
     target = load_i64(args + 48) + row * load_i64(args + 56)
     step = size * 4 * (2 if gated else 1)
     for head in range(heads):
-        scale = _norm_scale(source, size, eps) if q_norm != 0 else _ONE
-        for i in range(size):
-            store_f32(
-                target + 4 * i, _rotate(source, q_norm, scale, table, i, rotated, interleaved)
-            )
-        source += step
-        target += size * 4
+        at = head * size * 4
+        _turn(source + head * step, q_norm, eps, table, size, rotated, paired, target + at)
     plane = load_i64(params + HEAD_BYTES)
     first = load_i64(args + 104) * kv_heads * plane
     keys, values = load_i64(params + KEYS) + first, load_i64(params + VALUES) + first
     k = load_i64(args + 16) + row * load_i64(args + 24)
     v = load_i64(args + 32) + row * load_i64(args + 40)
+    turned = load_i64(args + 184) + thread * size * 4
     for head in range(kv_heads):
-        scale = _norm_scale(k, size, eps) if k_norm != 0 else _ONE
-        for i in range(size):
-            _key_row(
-                keys,
-                position,
-                size,
-                i,
-                _rotate(k, k_norm, scale, table, i, rotated, interleaved),
-                wide,
-            )
-        _value_row(values, position, size, v, wide)
-        k += size * 4
-        v += size * 4
-        keys += plane
-        values += plane
+        at = head * size * 4
+        _turn(k + at, k_norm, eps, table, size, rotated, paired, turned)
+        _key_row(keys + head * plane, position, size, turned, wide)
+        _value_row(values + head * plane, position, size, v + at, wide)
 
 
 @functools.cache
 def _jobs(wide: int) -> tuple[Kernel, Kernel]:
     @job
     def rope_one(args, row, thread):  # type: ignore[no-untyped-def]
-        rope_row(args, row, wide)
+        _rope_row(args, row, thread, wide)
 
     @job
     def rope_all(args, chunk, thread):  # type: ignore[no-untyped-def]
         for row in range(load_i64(args + 64)):
-            rope_row(args, row, wide)
+            _rope_row(args, row, thread, wide)
 
     return rope_one, rope_all
 
@@ -140,11 +160,12 @@ def record(
     q_norm: Buffer | None, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     assert shape.head_size % 16 == 0, shape
+    turned = recorder.owner.shared_scratch("turned key", recorder.owner.threads * shape.head_size * 4)
     args = (
         q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride, recorder.rows, 0,
         table.address, table.stride, params.address, shape.layer, shape.heads, shape.kv_heads, shape.head_size,
         shape.rotated, int(shape.interleaved), int(shape.gated), float_bits(shape.eps),
-        q_norm.address if q_norm else 0, k_norm.address if k_norm else 0,
+        q_norm.address if q_norm else 0, k_norm.address if k_norm else 0, turned,
     )  # fmt: skip
     one, every = _jobs(int(recorder.owner.wide_cache))
     if recorder.prefers_prologue:

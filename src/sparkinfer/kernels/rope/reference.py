@@ -17,6 +17,22 @@ def angles(
     return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
 
 
+def factors(table: NDArray[np.float32], interleaved: bool) -> NDArray[np.float32]:
+    """The table of `angles` as factors of each dimension: its own, then (with their signs) its partner's.
+
+    positions x 2 rotated: out[i] = x[i] * factors[i] + x[partner of i] * factors[rotated + i].
+    """
+    half = table.shape[1] // 2
+    cos, sin = table[:, :half], table[:, half:]
+    if interleaved:
+        own = np.repeat(cos, 2, axis=1)
+        partner = np.stack([-sin, sin], axis=2).reshape(len(table), -1)
+    else:
+        own = np.concatenate([cos, cos], axis=1)
+        partner = np.concatenate([-sin, sin], axis=1)
+    return np.concatenate([own, partner], axis=1)
+
+
 def rope(
     x: NDArray[np.float32],
     table: NDArray[np.float32],
