@@ -20,7 +20,7 @@ PROLOGUE_ROWS = 16  # up to here cheap ops run in each thread instead of as a ph
 
 @dataclass(frozen=True)
 class Job:
-    """`kernel` run over `chunks` chunks with the int64 arguments `args`; the word at `count` (if any) multiplies them."""
+    """`kernel` run over `chunks` chunks with the int64 arguments `args`; a word at `count` multiplies them."""
 
     kernel: Kernel
     args: tuple[int, ...]
@@ -50,7 +50,9 @@ class CpuTape:
         self._keep += [rows, counters]
         self._head = self._pack((len(phases), rows.ctypes.data, counters.ctypes.data))
         self.n_phases = len(phases)
-        backend.keep.append(self._keep)  # a late thread may still read a tape nobody replays any more
+        backend.keep.append(
+            self._keep
+        )  # a late thread may still read a tape nobody replays any more
 
     def _pack(self, values: Iterable[int]) -> int:
         array = np.array([*values, 0], np.int64)
@@ -93,7 +95,7 @@ class CpuRecorder:
         self.phase(jobs)
 
     def prologue(self, job: Job) -> None:
-        """Run `job` (one chunk) in each thread that takes part in the next phase. It must give every thread the same bytes."""
+        """Run `job` (one chunk) in each thread that takes part in the next phase, with the same result in each."""
         assert self._together is None, "a prologue belongs before the joined phases"
         self._pending.append(job)
 

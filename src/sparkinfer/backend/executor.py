@@ -10,7 +10,7 @@ Memory layout (int64 words):
   control: 0 epoch | 1 epoch while its run lasts, else 0 | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
-  job:     function, args, chunks, address of a factor of the chunks that is known at run time (0: none)
+  job:     function, args, chunks, address of a word that multiplies the chunks (0: none)
   prologue entry: function, args
   counters: per phase one cache line for the claim (epoch << 24 | next chunk) and one for the chunks done
 """

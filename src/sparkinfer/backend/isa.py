@@ -1,4 +1,4 @@
-"""Choose the instruction set of the CPU kernels. Must happen before anything compiles: LLVM aborts on a foreign intrinsic."""
+"""Choose the instruction set of the CPU kernels, before anything compiles: LLVM aborts on a foreign intrinsic."""
 
 import platform
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sparkinfer.errors import OptionError
 
 @dataclass(frozen=True)
 class Isa:
-    """Instruction set of the integer dot products: `lanes` output rows per packed weight tile, and why it was chosen."""
+    """Instruction set of the integer dot products: `lanes` output rows per weight tile, and why it was chosen."""
 
     name: str
     lanes: int

@@ -7,7 +7,7 @@ additions and every fused multiply-add are spelled out, nothing is left to a rea
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from llvmlite import ir
 from numba import types
@@ -39,7 +39,7 @@ class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, fe_type, VEC)
 
 
-# ---- building blocks on LLVM values, shared with the generated tile kernels -------------------------------------------
+# ---- building blocks on LLVM values, shared with the generated tile kernels ----
 
 
 def vector(element: ir.Type, lanes: int) -> ir.VectorType:
@@ -141,12 +141,12 @@ def _exp_value(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.bitcast(bits, VEC)
 
 
-# ---- operators on f32x16 in Numba source -----------------------------------------------------------------------------
+# ---- operators on f32x16 in Numba source ----
 
 
 def _operator(function: Any, method: str) -> None:
     class Template(ConcreteTemplate):  # type: ignore[misc]
-        cases = [signature(f32x16, f32x16, f32x16)]
+        cases: ClassVar = [signature(f32x16, f32x16, f32x16)]
 
     infer_global(function)(Template)
 
@@ -351,7 +351,7 @@ def _call_pointer(builder: Any, function: Any, args: list[Any]) -> None:
     builder.call(builder.inttoptr(function, kind.as_pointer()), args)
 
 
-# ---- atomics and waiting ---------------------------------------------------------------------------------------------
+# ---- atomics and waiting ----
 
 
 def _i64_pointer(builder: Any, address: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compiled helpers that write an `Activation`: float32 rows and their int8 blocks (layout: `backend.base.Activation`)."""
+"""Compiled helpers that write an `Activation` (layout: `backend.base.Activation`)."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ _ONE = np.float32(1.0)
 
 
 def activation_args(act: Activation, rows: int) -> tuple[int, ...]:
-    """The five int64 arguments that `write_block` and `finish_row` read: f32, f32 per thread, row stride, q8, q8 per thread."""
+    """Five int64 arguments: f32 address, its thread stride, its row stride, q8 address, its thread stride."""
     q8 = act.q8
     return (
         act.f32.address,

@@ -89,7 +89,7 @@ class Target:
         self._check(state, tokens, verify)
         with self._busy:
             if verify:
-                result = self._run(state, tokens, rows, advance=False)
+                result: Logits = self._run(state, tokens, rows, advance=False)
                 state.hold(tokens)
                 return result
             parts: list[Logits] = []
@@ -99,7 +99,7 @@ class Target:
                 result = self._run(state, chunk, wanted, advance=True)
                 state.extend(chunk)
                 parts.append(result.copy() if rows == "all" and len(tokens) > CHUNK else result)
-            return np.concatenate(parts) if rows == "all" and len(parts) > 1 else parts[-1]
+            return np.concatenate(parts) if len(parts) > 1 and rows == "all" else parts[-1]
 
     def prefill(
         self, state: Sequence, tokens: Ids[int], progress: Progress | None = None
@@ -115,7 +115,8 @@ class Target:
         if total >= _MARK_TOKENS:
             state.mark()
         assert result is not None
-        return result[0]
+        last: Logits = result[0]
+        return last
 
     def set_taps(self, layers: Ids[int]) -> None:
         """Keep the residual stream after these layers in every later forward; read it with `tapped`."""
@@ -156,7 +157,8 @@ class Target:
         self._set_params(state, width, advance)
         tape.replay()
         count = {"last": 1, "all": width, "none": 0}[rows]
-        return self._logits().array[:count, : self.config.n_vocab]  # type: ignore[no-any-return]
+        logits: Logits = self._logits().array[:count, : self.config.n_vocab]
+        return logits
 
     def _embed(self, tokens: Ids[int]) -> NDArray[np.float32]:
         block = QUANT_FORMATS[self._embedding].block_bytes

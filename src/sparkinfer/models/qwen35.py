@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6 hybrids: Gated DeltaNet and gated attention, with a dense or a mixture-of-experts feed-forward."""
+"""Qwen3.5 and Qwen3.6 hybrids: Gated DeltaNet and gated attention, a dense or a mixture-of-experts feed-forward."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """One sequence: its tokens and the target's memory of them, with rewind, snapshot, restore and commit.
 
 Keys and values above the length are not part of the state, so attention layers go back by forgetting. Recurrent layers
-cannot: they go back to a kept copy and run forward again, which gives the same bits because rows are exact at any width.
+cannot: they go back to a kept copy and run forward again: the same bits, because rows are exact at any width.
 """
 
 from collections.abc import Callable
@@ -158,9 +158,8 @@ class Sequence:
             m.length == self._length and self._holds(m) for m in self._marks
         ):
             return
-        self._marks = [m for m in self._marks if self._holds(m)][-(_MARKS - 1) :] + [
-            self.snapshot()
-        ]
+        kept = [m for m in self._marks if self._holds(m)]
+        self._marks = [*kept[-(_MARKS - 1) :], self.snapshot()]
 
     def _overwrite(self, tokens: Ids[int]) -> None:
         self._tokens[self._length :] = tokens

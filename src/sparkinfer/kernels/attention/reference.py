@@ -10,7 +10,7 @@ def attention(
     v: NDArray[np.float32],
     gate: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
-    """q rows x heads x size, k and v positions x kv_heads x size (the last `rows` positions are the rows themselves)."""
+    """q rows x heads x size, k and v positions x kv_heads x size (the last `rows` positions are the rows)."""
     rows, heads, size = q.shape
     positions, kv_heads, _ = k.shape
     out = np.empty((rows, heads, size), np.float64)

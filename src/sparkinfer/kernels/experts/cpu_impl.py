@@ -1,4 +1,4 @@
-"""CPU form of the routed experts: chunks are (active expert, part of its outputs); their number is known after routing."""
+"""CPU form of the routed experts: a chunk is a part of the outputs of one active expert."""
 
 import numpy as np
 from numba import njit

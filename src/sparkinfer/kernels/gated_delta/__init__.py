@@ -9,7 +9,7 @@ from sparkinfer.kernels.shapes import RecurrentShape
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """What a step reads: the convolved q, k, v rows, the projections a and b, and ssm_a and ssm_dt of each value head."""
+    """What a step reads: the convolved q, k, v rows, the projections a and b, ssm_a and ssm_dt of each value head."""
 
     qkv: Buffer
     alpha: Buffer
@@ -30,7 +30,8 @@ def gated_delta(
     """Record, for every row and value head i with key head i % key_heads and state S [head_size (k), head_size (v)]:
 
     q, k = x / sqrt(sum(x^2) + eps) per head, q also / sqrt(head_size);
-    S = exp(ssm_a * softplus(alpha + ssm_dt)) * S;  delta = sigmoid(beta) * (v - S^T k);  S = S + k delta^T;  out = S^T q.
+    S = exp(ssm_a * softplus(alpha + ssm_dt)) * S;  delta = sigmoid(beta) * (v - S^T k);
+    S = S + k delta^T;  out = S^T q.
     Shapes: inputs.qkv rows x channels (q, k, v), alpha and beta rows x value_heads, out rows x value_heads x head_size.
     When the run advances, S is updated in place; otherwise it stays and (k, delta, decay) are recorded for the commit.
     Pinned: sums over k as four chains (k mod 4) added pairwise.

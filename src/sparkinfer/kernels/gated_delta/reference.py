@@ -10,7 +10,7 @@ def gated_delta(
     q: Floats, k: Floats, v: Floats, alpha: Floats, beta: Floats, decay_rate: Floats, time_bias: Floats,
     state: Floats, eps: float,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """q, k rows x key_heads x n; v rows x value_heads x n; alpha, beta rows x value_heads; state value_heads x n x n (k, v).
+    """q, k rows x key_heads x n; v rows x value_heads x n; alpha, beta rows x value_heads; state value_heads x n x n.
 
     Returns out rows x value_heads x n and the new state.
     """

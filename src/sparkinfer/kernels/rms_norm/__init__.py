@@ -5,7 +5,7 @@ from sparkinfer.kernels.select import select
 
 
 def rms_norm(recorder: Recorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float) -> None:
-    """Record out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight for every row, quantised too where `out` has int8 blocks.
+    """Record out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight for every row, and its int8 blocks if `out` has them.
 
     Shapes: x rows x n, weight 1 x n, out rows x n; n a multiple of 16 (32 with int8 blocks).
     Pinned: 16 running sums folded as a tree; rows do not mix. Tolerance: 1e-6 relative.

@@ -1,7 +1,6 @@
 """CPU form of `rope`: a prologue for few rows, else one chunk a row."""
 
 import functools
-
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,14 @@ def _normed(source: int, norm: int, scale: float, i: int) -> Any:
 
 @njit(error_model="numpy")
 def _turn_fast(
-    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int
+    source: int,
+    norm: int,
+    scale: float,
+    table: int,
+    size: int,
+    rotated: int,
+    paired: int,
+    target: int,
 ) -> None:
     """A head whose rotated part, or each half of it, is a whole number of vectors."""
     half = rotated >> 1
@@ -66,7 +72,14 @@ def _turn_fast(
 
 @njit(error_model="numpy")
 def _turn_slow(
-    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int
+    source: int,
+    norm: int,
+    scale: float,
+    table: int,
+    size: int,
+    rotated: int,
+    paired: int,
+    target: int,
 ) -> None:
     """Any head, one dimension at a time."""
     half = rotated >> 1
@@ -85,7 +98,14 @@ def _turn_slow(
 
 @njit(error_model="numpy")
 def _turn(
-    source: int, norm: int, eps: float, table: int, size: int, rotated: int, paired: int, target: int
+    source: int,
+    norm: int,
+    eps: float,
+    table: int,
+    size: int,
+    rotated: int,
+    paired: int,
+    target: int,
 ) -> None:
     scale = _norm_scale(source, size, eps) if norm != 0 else _ONE
     if rotated % 16 == 0 and (paired or rotated % 32 == 0):
@@ -160,7 +180,9 @@ def record(
     q_norm: Buffer | None, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     assert shape.head_size % 16 == 0, shape
-    turned = recorder.owner.shared_scratch("turned key", recorder.owner.threads * shape.head_size * 4)
+    turned = recorder.owner.shared_scratch(
+        "turned key", recorder.owner.threads * shape.head_size * 4
+    )
     args = (
         q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride, recorder.rows, 0,
         table.address, table.stride, params.address, shape.layer, shape.heads, shape.kv_heads, shape.head_size,

@@ -8,7 +8,7 @@ from sparkinfer.kernels.select import select
 
 @dataclass(frozen=True)
 class Routing:
-    """Result of `route` for `rows` rows, `used` experts each. A slot is one (row, expert) pair, slots ordered by expert.
+    """Result of `route` for `rows` rows, `used` experts each. A slot is a (row, expert) pair, slots ordered by expert.
 
     table: int64 words: number of active experts | rows x used slots of each row by rank | per active expert: its id,
     its number of rows, its first slot | the row of every slot. weights: float32 rows x used by rank, sum 1 a row.
