@@ -58,6 +58,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quiet", type=float, default=0.15, help="cores others may use")
     parser.add_argument("--patience", type=float, default=20, help="seconds to wait for quiet")
     parser.add_argument("--retries", type=int, default=3, help="of a disturbed measurement")
+    parser.add_argument("--minutes", type=float, default=60, help="start no round after this")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append the JSON line to this file")
     return parser.parse_args(argv)
@@ -202,7 +203,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         run.warm_up()
         probe = ReadProbe(args.threads) if "read" in args.measures else None
         rounds = []
+        end = time.monotonic() + 60 * args.minutes
         for number in range(args.rounds):
+            if rounds and time.monotonic() > end:
+                break
             run.foreign.wait_quiet(args.quiet, args.patience)
             values = run.round(reverse=number % 2 == 1)
             if probe:

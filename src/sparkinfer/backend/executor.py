@@ -7,7 +7,7 @@ that counts a phase's chunks asks afterwards whether the run still lasts, since 
 runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs stay.
 
 Memory layout (int64 words):
-  control: 0 epoch | 1 epoch while its run lasts, else 0 | 8 tape | 16 stop | 24 idle threads asleep | 32 threads asleep in a phase
+  control: 0 epoch | 1 epoch while its run lasts, else 0 | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
   job:     function, args, chunks, address of a word that multiplies the chunks (0: none)
