@@ -20,7 +20,10 @@ PROLOGUE_ROWS = 16  # up to here cheap ops run in each thread instead of as a ph
 
 @dataclass(frozen=True)
 class Job:
-    """`kernel` run over `chunks` chunks with the int64 arguments `args`; a word at `count` multiplies them."""
+    """`kernel` run over `chunks` chunks with the int64 arguments `args`; a word at `count` multiplies them.
+
+    That word may only change before the job's phase in a run, never after it: a late thread may still read it.
+    """
 
     kernel: Kernel
     args: tuple[int, ...]

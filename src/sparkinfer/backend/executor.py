@@ -2,17 +2,19 @@
 
 A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter
 and wait until every chunk is done, not until every thread has arrived: a thread that lost its core delays nothing but
-the chunk it holds. A late thread of an earlier run claims nothing: the claim word carries the run's epoch, and a thread
-that counts a phase's chunks asks afterwards whether the run still lasts, since the counts change between runs. A thread
-runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs stay.
+the chunk it holds. A late thread claims nothing, neither of an earlier run (the claim word carries the run's epoch) nor
+of an earlier phase: whoever claims the last chunk closes the phase and leaves its number of chunks in the word, because
+the words that multiply the chunks change from phase to phase and run to run, and a late thread would count others. A
+thread runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs
+stay.
 
 Memory layout (int64 words):
-  control: 0 epoch | 1 epoch while its run lasts, else 0 | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase
+  control: 0 epoch | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
   job:     function, args, chunks, address of a word that multiplies the chunks (0: none)
   prologue entry: function, args
-  counters: per phase one cache line for the claim (epoch << 24 | next chunk) and one for the chunks done
+  counters: per phase one cache line for the claim (epoch << 24 | next chunk, or CLOSED + chunks), one for the chunks done
 """
 
 import platform
@@ -31,10 +33,11 @@ from sparkinfer.backend.simd import (
     spin_hint,
 )
 
-EPOCH, RUNNING, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 8, 64, 128, 192, 256, 40
+EPOCH, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 64, 128, 192, 256, 40
 TAPE_WORDS = 3
 PHASE_WORDS, JOB_WORDS, PROLOGUE_WORDS, COUNTER_WORDS = 4, 4, 2, 16
 CHUNK_BITS = 24
+CLOSED = 1 << 23
 _PHASE_BYTES, _JOB_BYTES, _PROLOGUE_BYTES = 8 * PHASE_WORDS, 8 * JOB_WORDS, 8 * PROLOGUE_WORDS
 _COUNTER_BYTES, _DONE = 8 * COUNTER_WORDS, 64
 _SPIN = 4000  # pauses before a thread sleeps (about 50 us)
@@ -69,15 +72,18 @@ else:  # no futex: give the core away and look again
 
 @njit(error_model="numpy")
 def _claim(word: int, epoch: int, chunks: int) -> int:
-    """Next chunk of the phase, -1 when none is left, -2 when the run is over."""
+    """Next chunk of the phase, -1 - (its chunks) when none is left, CLOSED when the run is over."""
     while True:
         seen = atomic_load(word)
         if seen >> CHUNK_BITS != epoch:
-            return -2
+            return CLOSED
         chunk = seen & ((1 << CHUNK_BITS) - 1)
-        if chunk >= chunks:
+        if chunk >= CLOSED:
+            return CLOSED - chunk - 1
+        if chunks == 0:
             return -1
-        if atomic_swap_if(word, seen, seen + 1) == seen:
+        after = seen + 1 if chunk + 1 < chunks else (epoch << CHUNK_BITS) + CLOSED + chunks
+        if atomic_swap_if(word, seen, after) == seen:
             return chunk
 
 
@@ -98,7 +104,7 @@ def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
 @njit(error_model="numpy")
 def _job_chunks(job: int) -> int:
     factor = load_i64(job + 24)
-    return load_i64(job + 16) * (atomic_load(factor) if factor != 0 else 1)
+    return load_i64(job + 16) * (load_i64(factor) if factor != 0 else 1)
 
 
 @njit(error_model="numpy")
@@ -127,14 +133,12 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
     for _ in range(load_i64(phase)):
         chunks += _job_chunks(job)
         job += _JOB_BYTES
-    if atomic_load(control + RUNNING) != epoch:
-        return False
     first = True
     while True:
         chunk = _claim(counter, epoch, chunks)
-        if chunk == -2:
+        if chunk == CLOSED:
             return False
-        if chunk == -1:
+        if chunk < 0:
             break
         if first:
             _run_prologue(phase, thread)
@@ -142,7 +146,7 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
         _run_chunk(phase, chunk, thread)
         if atomic_add(counter + _DONE, 1) == chunks - 1 and atomic_load(control + SLEEPERS) > 0:
             _wake(counter + _DONE)
-    _wait_done(counter + _DONE, chunks, control, epoch)
+    _wait_done(counter + _DONE, -1 - chunk, control, epoch)
     return True
 
 
@@ -165,12 +169,10 @@ def _run(control: int, tape: int) -> None:
         atomic_store(counter, epoch << CHUNK_BITS)
         counter += _COUNTER_BYTES
     atomic_store(control + TAPE, tape)
-    atomic_store(control + RUNNING, epoch)
     atomic_store(control + EPOCH, epoch)
     if atomic_load(control + IDLE) > 0:
         _wake(control + EPOCH)
     _run_tape(control, tape, epoch, 0)
-    atomic_swap_if(control + RUNNING, epoch, 0)
 
 
 def _work(control: int, thread: int) -> None:

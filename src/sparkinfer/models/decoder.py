@@ -28,7 +28,6 @@ Logits = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 MAX_WIDTH = 16
 CHUNK = 64  # rows of a prefill chunk
-_MARK_TOKENS = 256  # a prefill leaves a copy to rewind to after at least this many tokens
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,6 @@ class Target:
             result = self.forward(state, chunk, rows="last" if start + CHUNK >= total else "none")
             if progress:
                 progress(start + len(chunk), total)
-        if total >= _MARK_TOKENS:
-            state.mark()
         assert result is not None
         last: Logits = result[0]
         return last

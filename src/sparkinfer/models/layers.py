@@ -191,10 +191,11 @@ class MixtureOfExperts:
         experts_combine(recorder, routing, buffers, shared, logits, self.experts, run.x)
 
     def _buffers(self, space: Workspace) -> tuple[Routing, ExpertBuffers]:
+        """The routing table belongs to this layer alone: its count of experts must outlast the phases that use it."""
         slots = space.rows * self.used
         words = 1 + 2 * slots + 3 * min(self.experts, slots)
         routing = Routing(
-            table=space.single("routing", words, np.int64),
+            table=space.single(f"routing {self.gate.address}", words, np.int64),
             weights=space.buffer("routing weights", self.used),
             experts=self.experts,
             used=self.used,
