@@ -1,0 +1,74 @@
+"""The six golden models as loaded targets, and bit-for-bit comparison."""
+
+import atexit
+import functools
+from collections.abc import Sequence as Ids
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.models import Target, load_target
+from sparkinfer.state import Sequence
+
+FOLDER = Path(__file__).parent / "data" / "golden"
+MODELS = (
+    "llama-tiny-F32",
+    "qwen3-tiny-Q8_0",
+    "qwen35-tiny-F32",
+    "qwen35-tiny256-Q4_K_M",
+    "qwen35moe-tiny-F32",
+    "qwen35moe-tiny256-Q4_K_M",
+)
+ACTIVATIONS: tuple[Literal["int8", "f32"], ...] = ("int8", "f32")
+CONTEXT = 640
+# Tile of 16 positions, chunk of 64 rows, split of 256 positions: one before, on and after each edge.
+EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 240, 255, 256, 257, 500, 511, 512, 513)
+
+
+@functools.cache
+def target(
+    name: str, activations: str = "int8", threads: int = 2, isa: str = "auto", context: int = CONTEXT
+) -> Target:
+    """A loaded golden model; the same object for the same arguments."""
+    loaded = load_target(
+        FOLDER / f"{name}.gguf",
+        context=context,
+        threads=threads,
+        activations=activations,  # type: ignore[arg-type]
+        isa=isa,
+    )
+    atexit.register(loaded.close)
+    return loaded
+
+
+@functools.cache
+def tokens(count: int, vocabulary: int = 320, seed: int = 1) -> list[int]:
+    """The same random tokens every time."""
+    return [int(t) for t in np.random.default_rng(seed).integers(0, vocabulary, count)]
+
+
+@functools.cache
+def single_rows(name: str, activations: str, count: int) -> NDArray[np.float32]:
+    """Logits [count, n_vocab] of `tokens(count)` run one row at a time: what every other way must equal."""
+    model = target(name, activations)
+    state = model.new_state()
+    return np.stack([model.forward(state, [t])[0].copy() for t in tokens(count)])
+
+
+def state_at(model: Target, history: Ids[int]) -> Sequence:
+    """A state that has seen `history`."""
+    state = model.new_state()
+    if history:
+        model.forward(state, history, rows="none")
+    return state
+
+
+def assert_same_bits(got: NDArray[np.float32], wanted: NDArray[np.float32], what: str = "") -> None:
+    assert got.shape == wanted.shape, (what, got.shape, wanted.shape)
+    same = got.view(np.uint32) == wanted.view(np.uint32)
+    if not same.all():
+        rows = np.unique(np.nonzero(~same)[0])
+        worst = np.abs(got - wanted).max()
+        raise AssertionError(f"{what}: rows {rows.tolist()} differ, by {worst:.3g} at most")
