@@ -26,6 +26,7 @@ from sparkinfer.state import Sequence, StateShape
 Rows = Literal["last", "all", "none"]
 Logits = NDArray[np.float32]
 Progress = Callable[[int, int], None]
+LoadProgress = Callable[[str, int, int], None]
 MAX_WIDTH = 16
 CHUNK = 64  # rows of a prefill chunk
 
@@ -126,10 +127,12 @@ class Target:
         """float32 [rows, n_embd] per tap: the residual stream of the last forward's (last chunk's) first rows."""
         return [self._tap(layer).array[:rows] for layer in self.taps]
 
-    def warm_up(self, widths: Ids[int]) -> None:
-        """Record (and compile) the tapes of these widths ahead of use."""
-        for width in widths:
-            self._tape(width, "all" if width <= MAX_WIDTH else "last")
+    def warm_up(self, widths: Ids[int], progress: LoadProgress | None = None) -> None:
+        """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
+        for done, width in enumerate(widths, 1):
+            self._tape(width, "all" if 1 < width <= MAX_WIDTH else "last")
+            if progress:
+                progress("compile", done, len(widths))
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""

@@ -84,16 +84,10 @@ def load_target(
         backend.close()
         raise
     plan = _plan(config, backend, weights, options.text("activations"), size, shape)
-    return Target(
-        file,
-        config,
-        backend,
-        network,
-        shape,
-        size,
-        plan,
-        _bytes_per_token(weights, network, config),
-    )
+    per_token = _bytes_per_token(weights, config)
+    target = Target(file, config, backend, network, shape, size, plan, per_token)
+    target.warm_up((1, CHUNK), progress)
+    return target
 
 
 def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, Shape]:
@@ -177,7 +171,7 @@ def _check_memory(
         )
 
 
-def _bytes_per_token(weights: Weights, network: Network, config: ModelConfig) -> int:
+def _bytes_per_token(weights: Weights, config: ModelConfig) -> int:
     """Packed weight bytes one decoded token reads: of stacked experts only the used ones."""
     total = 0
     for weight in weights.matrices:
