@@ -14,7 +14,7 @@ Memory layout (int64 words):
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
   job:     function, args, chunks, address of a word that multiplies the chunks (0: none)
   prologue entry: function, args
-  counters: per phase one cache line for the claim (epoch << 24 | next chunk, or CLOSED + chunks), one for the chunks done
+  counters: per phase a cache line for the claim (epoch << 24 | next chunk, or CLOSED + chunks), one for the chunks done
 """
 
 import platform
