@@ -130,14 +130,17 @@ class Comparison:
 
     def _step(self, labels: list[str], op: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Measure on every side; again if other programs took processor time meanwhile."""
-        for attempt in range(self.args.retries + 1):
-            self.foreign.read()
-            replies = {label: self.watch.ask(self.clients[label], op, **asked) for label in labels}
-            if self.foreign.read() <= self.args.quiet:
-                return replies
-            self.disturbed["repeated" if attempt < self.args.retries else "kept"] += 1
+        tries: list[tuple[float, dict[str, Any]]] = []
+        while True:
             self.foreign.wait_quiet(self.args.quiet, self.args.patience)
-        return replies
+            replies = {label: self.watch.ask(self.clients[label], op, **asked) for label in labels}
+            tries.append((self.foreign.read(), replies))
+            if tries[-1][0] <= self.args.quiet:
+                return replies
+            if len(tries) > self.args.retries:
+                self.disturbed["kept"] += 1
+                return min(tries, key=lambda attempt: attempt[0])[1]
+            self.disturbed["repeated"] += 1
 
     def round(self, reverse: bool) -> dict[str, dict[str, float]]:
         """One value of each measure on each side; sides alternate within a measure."""
@@ -154,10 +157,16 @@ class Comparison:
         return values
 
     def warm_up(self) -> None:
-        """Every measure once, untimed: compiles, fills caches, computes the states at depth."""
+        """A little of every measure, untimed: compiles, fills caches, computes states at depth."""
         for _, op, asked in self._steps():
+            little = dict(asked)
+            if op == "rows":
+                little["repeats"] = 1
+            elif op == "decode":
+                little["tokens"] = asked["tokens"][:4]
             for client in self.clients.values():
-                client.ask(op, **{**asked, **({"repeats": 1} if op == "rows" else {})})
+                client.ask(op, **little)
+        print("warm", file=sys.stderr)
 
     def _once(self, label: str, cache: str) -> dict[str, Any]:
         """One whole process; Python's own bytecode cache is on for every side."""
@@ -207,7 +216,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for number in range(args.rounds):
             if rounds and time.monotonic() > end:
                 break
-            run.foreign.wait_quiet(args.quiet, args.patience)
             values = run.round(reverse=number % 2 == 1)
             if probe:
                 add_read_rate(values, probe.bytes_per_second(), run.info)
