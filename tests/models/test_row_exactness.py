@@ -1,4 +1,4 @@
-"""Row r of an N-row forward has the bits of that row run alone: any width, length, chunking, thread count, instruction set."""
+"""Row r of an N-row forward has the bits of that row alone, at any width, length, chunking, threads, instruction set."""
 
 import golden_models as gm
 import numpy as np
@@ -52,10 +52,12 @@ def test_the_last_row_and_the_prefill_have_the_bits_of_all_rows(name, activation
         wanted = gm.single_rows(name, activations, 130)[count - 1]
         last = model.forward(model.new_state(), gm.tokens(130)[:count])
         gm.assert_same_bits(last, wanted[None], f"last of {count}")
-        seen = []
-        row = model.prefill(
-            model.new_state(), gm.tokens(130)[:count], lambda *done: seen.append(done)
-        )
+        seen: list[tuple[int, int]] = []
+
+        def note(done: int, total: int, seen: list[tuple[int, int]] = seen) -> None:
+            seen.append((done, total))
+
+        row = model.prefill(model.new_state(), gm.tokens(130)[:count], note)
         gm.assert_same_bits(row, wanted, f"prefill of {count}")
         assert seen == [(min(64 * i, count), count) for i in range(1, -(-count // 64) + 1)]
 

@@ -1,6 +1,7 @@
 """The CPU backend: buffers in ordinary memory, a tape of compiled jobs and the threads that replay it."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -116,6 +117,15 @@ class CpuRecorder:
         return CpuTape(self.owner, self.phases, self.keep)
 
 
+def _end(
+    stop: Callable[..., None], control: Any, keep: list[Any], workers: list[threading.Thread]
+) -> None:
+    """End the threads; until then `keep` holds every tape that one of them may still read."""
+    stop(int(control.ctypes.data))
+    for worker in workers:
+        worker.join()
+
+
 class CpuBackend:
     """Threads and buffers of one loaded model. `run` is not reentrant: one forward at a time."""
 
@@ -140,6 +150,9 @@ class CpuBackend:
         ]
         for worker in self._workers:
             worker.start()
+        # Also when nobody closes: a thread must never wait in memory that is gone.
+        stop = executor.STOP_ALL.native(1)
+        self._stop = weakref.finalize(self, _end, stop, self._control, self.keep, self._workers)
 
     def run(self, head: int) -> None:
         with self._lock:
@@ -147,11 +160,7 @@ class CpuBackend:
 
     def close(self) -> None:
         """Stop the threads. Idempotent; no tape may be replayed afterwards."""
-        workers, self._workers = self._workers, []
-        if workers:
-            executor.STOP_ALL.native(1)(self._address)
-            for worker in workers:
-                worker.join()
+        self._stop()
 
     def recorder(self, rows: int) -> CpuRecorder:
         return CpuRecorder(self, rows)

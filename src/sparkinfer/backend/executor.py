@@ -80,11 +80,9 @@ def _claim(word: int, epoch: int, chunks: int) -> int:
         chunk = seen & ((1 << CHUNK_BITS) - 1)
         if chunk >= CLOSED:
             return CLOSED - chunk - 1
-        if chunks == 0:
-            return -1
         after = seen + 1 if chunk + 1 < chunks else (epoch << CHUNK_BITS) + CLOSED + chunks
         if atomic_swap_if(word, seen, after) == seen:
-            return chunk
+            return chunk if chunks > 0 else -1
 
 
 @njit(error_model="numpy")
