@@ -29,7 +29,11 @@ EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 240, 255, 256, 257, 500, 511, 512, 513)
 
 @functools.cache
 def target(
-    name: str, activations: str = "int8", threads: int = 2, isa: str = "auto", context: int = CONTEXT
+    name: str,
+    activations: str = "int8",
+    threads: int = 2,
+    isa: str = "auto",
+    context: int = CONTEXT,
 ) -> Target:
     """A loaded golden model; the same object for the same arguments."""
     loaded = load_target(
