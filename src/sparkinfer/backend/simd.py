@@ -100,8 +100,10 @@ def _maximum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def _absolute(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    return call_llvm(builder, f"llvm.fabs.v{LANES}f32", VEC, [value])
+def _magnitudes(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Absolute values as integers, which are in the same order; what is no number is above infinity."""
+    kind = ir.VectorType(I32, LANES)
+    return builder.and_(builder.bitcast(value, kind), constant_vector(I32, LANES, 0x7FFFFFFF))
 
 
 def _round_to_int(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -227,9 +229,15 @@ def maximum(builder: Any, a: Any, b: Any) -> Any:
     return _maximum(builder, a, b)
 
 
-@_make(f32x16, f32x16)
-def absolute(builder: Any, value: Any) -> Any:
-    return _absolute(builder, value)
+@_make(_f32, f32x16, f32x16)
+def largest_magnitude(builder: Any, a: Any, b: Any) -> Any:
+    """The largest absolute value of 32; NaN when one of them is NaN."""
+
+    def larger(x: Any, y: Any) -> Any:
+        return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+    both = larger(_magnitudes(builder, a), _magnitudes(builder, b))
+    return builder.bitcast(_fold(builder, both, larger), F32)
 
 
 @_make(f32x16, f32x16)

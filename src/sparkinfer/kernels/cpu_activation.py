@@ -7,10 +7,8 @@ from numba import njit
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.backend.simd import (
-    absolute,
+    largest_magnitude,
     load,
-    max_lanes,
-    maximum,
     splat,
     store,
     store_f32,
@@ -22,6 +20,7 @@ from sparkinfer.backend.simd import (
 ACTIVATION_WORDS = 5
 _TOP = np.float32(127.0)
 _ZERO = np.float32(0.0)
+_LEAST = np.float32(1e-36)  # 127 over less than this is infinite
 _ONE = np.float32(1.0)
 
 
@@ -39,10 +38,13 @@ def activation_args(act: Activation, rows: int) -> tuple[int, ...]:
 
 @njit(error_model="numpy")
 def write_record(panel: int, block: int, row: int, group: int, y0: Any, y1: Any) -> None:
-    """Quantise 32 floats into `block` of a panel of `group` rows: d = max|y| / 127, codes rounded to nearest even."""
-    top = max_lanes(maximum(absolute(y0), absolute(y1)))
+    """Quantise 32 floats into `block` of a panel of `group` rows: d = max|y| / 127, codes rounded to nearest even.
+
+    A block whose largest value is below 1e-36 becomes zero; one with a NaN or an infinity has no finite d.
+    """
+    top = largest_magnitude(y0, y1)
     scale = top / _TOP
-    inverse = splat(_TOP / top) if top > _ZERO else splat(_ZERO)
+    inverse = splat(_TOP / top) if top > _LEAST else splat(_ZERO)
     record = panel + block * 48 * group
     s0 = y0 * inverse
     s1 = y1 * inverse

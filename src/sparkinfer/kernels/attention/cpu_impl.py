@@ -83,28 +83,29 @@ def _weighted(
     weights: int,
     values: int,
     row_bytes: int,
+    common: int,
     count: int,
     out: int,
     out_stride: int,
 ) -> None:
-    """16 dimensions of the weighted sum of `count` values for n = 1..4 queries."""
+    """16 dimensions of the weighted sum of `count` values, the first `common` seen by all n = 1..4 queries."""
     if wide:
         if n == 4:
-            value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+            value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
         elif n == 3:
-            value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+            value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
         elif n == 2:
-            value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+            value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
         else:
-            value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+            value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
     elif n == 4:
-        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
     elif n == 3:
-        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
     elif n == 2:
-        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
     else:
-        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, count, out, out_stride)
+        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
 
 
 @njit(error_model="numpy")
@@ -126,16 +127,27 @@ def _group(
     result_bytes = (size + 16) * 4
     for t in range(tiles):
         _scores(n, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
+    common = most
     for i in range(n):
+        count = load_i64(counts + 8 * i)
+        common = min(common, max(count, 0))
         _softmax(
             scores + i * SPLIT * 4,
-            load_i64(counts + 8 * i),
+            count,
             tiles,
             results + i * result_bytes + 4 * size,
         )
     for d in range(0, size, 16):
         _weighted(
-            n, wide, scores, values + d * item, size * item, most, results + 4 * d, result_bytes
+            n,
+            wide,
+            scores,
+            values + d * item,
+            size * item,
+            common,
+            most,
+            results + 4 * d,
+            result_bytes,
         )
 
 

@@ -71,20 +71,33 @@ def score_tile(typingctx, queries, wide, q, keys, size, out, stride):  # type: i
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
 def value_tile(
-    typingctx, queries, wide, weights, stride, values, row_bytes, count, out, out_stride
+    typingctx, queries, wide, weights, stride, values, row_bytes, common, count, out, out_stride
 ):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15]."""
+    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15].
+
+    From `common` on, a weight of zero skips its value: it belongs to a later row and may be no number.
+    """
     n, is_wide = queries.literal_value, wide.literal_value
-    signature = types.void(queries, wide, *[types.int64] * 7)
+    signature = types.void(queries, wide, *[types.int64] * 8)
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        weights, stride, values, row_bytes, count, out, out_stride = args[2:]
+        weights, stride, values, row_bytes, common, count, out, out_stride = args[2:]
         chains = _chains(b, n)
-        with cgutils.for_range(b, count) as loop:
-            value = _cached(b, _offset(b, values, loop.index, row_bytes), is_wide)
+
+        def step(t: ir.Value, guarded: bool) -> None:
+            value = _cached(b, _offset(b, values, t, row_bytes), is_wide)
             for i in range(n):
-                x = load_value(b, _offset(b, _offset(b, weights, i, stride), loop.index, 4), F32, 4)
-                b.store(fma_value(b, splat_value(b, x, 16), value, b.load(chains[i])), chains[i])
+                x = load_value(b, _offset(b, _offset(b, weights, i, stride), t, 4), F32, 4)
+                before = b.load(chains[i])
+                after = fma_value(b, splat_value(b, x, 16), value, before)
+                if guarded:
+                    after = b.select(b.fcmp_ordered("==", x, ir.Constant(F32, 0.0)), before, after)
+                b.store(after, chains[i])
+
+        with cgutils.for_range(b, common) as loop:
+            step(loop.index, guarded=False)
+        with cgutils.for_range(b, b.sub(count, common)) as loop:
+            step(b.add(common, loop.index), guarded=True)
         for i in range(n):
             store_value(b, _offset(b, out, i, out_stride), b.load(chains[i]), 4)
         return context.get_dummy_value()
