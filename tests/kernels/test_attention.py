@@ -1,4 +1,4 @@
-"""attention around every internal boundary. Tolerance: 3e-6 of the largest value; the cache rounds before the comparison."""
+"""attention around every internal boundary. Tolerance: 3e-6 of the largest value, on the keys and values as cached."""
 
 import numpy as np
 import pytest
