@@ -55,25 +55,34 @@ def _softmax(scores: int, count: int, tiles: int, result: int) -> None:
 
 
 @njit(error_model="numpy")
-def _scores(n: int, wide: int, q: int, keys: int, size: int, out: int) -> None:
-    """One tile of 16 positions for n = 1..4 queries."""
+def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: int) -> None:
+    """One tile of 16 positions for n = 1..4 queries, or (n = 1, 2) a `pair` of tiles."""
     if wide:
         if n == 4:
-            score_tile(4, 1, q, keys, size, out, SPLIT * 4)
+            score_tile(4, 1, 1, q, keys, size, out, SPLIT * 4)
         elif n == 3:
-            score_tile(3, 1, q, keys, size, out, SPLIT * 4)
+            score_tile(3, 1, 1, q, keys, size, out, SPLIT * 4)
+        elif n == 2 and pair:
+            score_tile(2, 2, 1, q, keys, size, out, SPLIT * 4)
         elif n == 2:
-            score_tile(2, 1, q, keys, size, out, SPLIT * 4)
+            score_tile(2, 1, 1, q, keys, size, out, SPLIT * 4)
+        elif pair:
+            score_tile(1, 2, 1, q, keys, size, out, SPLIT * 4)
         else:
-            score_tile(1, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 4:
-        score_tile(4, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 3:
-        score_tile(3, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 2:
-        score_tile(2, 0, q, keys, size, out, SPLIT * 4)
+            score_tile(1, 1, 1, q, keys, size, out, SPLIT * 4)
     else:
-        score_tile(1, 0, q, keys, size, out, SPLIT * 4)
+        if n == 4:
+            score_tile(4, 1, 0, q, keys, size, out, SPLIT * 4)
+        elif n == 3:
+            score_tile(3, 1, 0, q, keys, size, out, SPLIT * 4)
+        elif n == 2 and pair:
+            score_tile(2, 2, 0, q, keys, size, out, SPLIT * 4)
+        elif n == 2:
+            score_tile(2, 1, 0, q, keys, size, out, SPLIT * 4)
+        elif pair:
+            score_tile(1, 2, 0, q, keys, size, out, SPLIT * 4)
+        else:
+            score_tile(1, 1, 0, q, keys, size, out, SPLIT * 4)
 
 
 @njit(error_model="numpy")
@@ -125,8 +134,11 @@ def _group(
     tiles = (most + 15) >> 4
     item = 4 if wide else 2
     result_bytes = (size + 16) * 4
-    for t in range(tiles):
-        _scores(n, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
+    t = 0
+    while t < tiles:
+        pair = n <= 2 and t + 1 < tiles
+        _scores(n, pair, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
+        t += 2 if pair else 1
     common = most
     for i in range(n):
         count = load_i64(counts + 8 * i)

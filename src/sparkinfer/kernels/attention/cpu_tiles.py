@@ -44,26 +44,37 @@ def _offset(
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
-def score_tile(typingctx, queries, wide, q, keys, size, out, stride):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = q[i] . keys[0..15] for `queries` rows of `size` floats; two chains, even and odd dimensions."""
-    n, is_wide = queries.literal_value, wide.literal_value
-    signature = types.void(queries, wide, *[types.int64] * 5)
+def score_tile(typingctx, queries, tiles, wide, q, keys, size, out, stride):  # type: ignore[no-untyped-def]
+    """out[i, 0..15] = q[i] . keys[0..15] for `queries` rows of `size` floats, one chain over the dimensions each.
+
+    `tiles` (1 or 2) neighbouring tiles at once: with few queries one tile alone waits for its own sums.
+    """
+    n, n_tiles, is_wide = (kind.literal_value for kind in (queries, tiles, wide))
+    signature = types.void(queries, tiles, wide, *[types.int64] * 5)
+    item = 64 if is_wide else 32
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        q, keys, size, out, stride = args[2:]
-        chains = _chains(b, 2 * n)
+        q, keys, size, out, stride = args[3:]
+        chains = [_chains(b, n) for _ in range(n_tiles)]
         row_bytes = b.mul(size, ir.Constant(I64, 4))
+        tile_bytes = b.mul(size, ir.Constant(I64, item))
+
+        def step(d: ir.Value) -> None:
+            xs = [
+                load_value(b, _offset(b, _offset(b, q, i, row_bytes), d, 4), F32, 4)
+                for i in range(n)
+            ]
+            for t, of_tile in enumerate(chains):
+                key = _cached(b, _offset(b, _offset(b, keys, t, tile_bytes), d, item), is_wide)
+                for x, chain in zip(xs, of_tile, strict=True):
+                    b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
+
         with cgutils.for_range(b, b.lshr(size, ir.Constant(I64, 1))) as loop:
             for odd in range(2):
-                d = b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd))
-                key = _cached(b, _offset(b, keys, d, 64 if is_wide else 32), is_wide)
-                for i in range(n):
-                    x = load_value(b, _offset(b, _offset(b, q, i, row_bytes), d, 4), F32, 4)
-                    chain = chains[2 * i + odd]
-                    b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
-        for i in range(n):
-            total = b.fadd(b.load(chains[2 * i]), b.load(chains[2 * i + 1]))
-            store_value(b, _offset(b, out, i, stride), total, 4)
+                step(b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
+        for t, of_tile in enumerate(chains):
+            for i, chain in enumerate(of_tile):
+                store_value(b, _offset(b, _offset(b, out, i, stride), t, 64), b.load(chain), 4)
         return context.get_dummy_value()
 
     return signature, codegen

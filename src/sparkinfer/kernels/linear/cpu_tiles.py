@@ -43,7 +43,11 @@ ISAS = ("vnni512", "avx2", "portable")
 FORMATS = tuple(LAYOUTS)
 MAX_ROWS = 8
 _RECORD = 48
-_PREFETCH_BYTES = {"avx2": 1024, "vnni512": 2048, "portable": 1024}
+_PREFETCH = {
+    "avx2": (1024, 0),
+    "vnni512": (2048, 3),
+    "portable": (1024, 3),
+}  # bytes ahead, locality (0: no reuse)
 
 
 class _Emitter:
@@ -297,13 +301,12 @@ class _Emitter:
     def prefetch(self, codes: ir.Value) -> None:
         """Ask for the stream ahead: measured gains at every width, with AVX2 and with VNNI (docs/LOG.md)."""
         per_block = self.layout.record_bytes(self.lanes) // self.layout.blocks
+        ahead, locality = _PREFETCH[self.isa]
         for line in range(0, per_block, 64):
-            pointer = self.b.inttoptr(
-                self.at(codes, _PREFETCH_BYTES[self.isa] + line), I8.as_pointer()
-            )
+            pointer = self.b.inttoptr(self.at(codes, ahead + line), I8.as_pointer())
             kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
             function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-            self.b.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, 3, 1))])
+            self.b.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, locality, 1))])
 
     # -- whole tiles
 
