@@ -1,4 +1,4 @@
-"""route and the routed experts. Tolerance: weights 1e-6; float experts 3e-6 of the terms, int8 ones one code of the hidden row."""
+"""route and the routed experts. Tolerance: 1e-6 (weights), 1e-5 of a row (experts), one code of an int8 hidden row."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Row r of an N-row forward has the bits of that row alone, at any width, length, chunking, threads, instruction set."""
+"""Row r of an N-row forward has the bits of that row alone at any width, length, chunking, threads, instruction set."""
 
 import golden_models as gm
 import numpy as np

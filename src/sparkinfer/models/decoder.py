@@ -143,6 +143,8 @@ class Target:
     def _check(self, state: Sequence, tokens: Ids[int], verify: bool) -> None:
         if not tokens:
             raise RequestError("no tokens to run: at least one is needed")
+        if state.shape != self.state_shape:
+            raise RequestError("the sequence was made by a target of another shape")
         bad = next((t for t in tokens if not 0 <= t < self.config.n_vocab), None)
         if bad is not None:
             raise RequestError(f"token {bad} is outside the vocabulary of {self.config.n_vocab}")

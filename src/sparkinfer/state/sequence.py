@@ -4,6 +4,7 @@ Keys and values above the length are not part of the state, so attention layers 
 cannot: they go back to a kept copy and run forward again: the same bits, because rows are exact at any width.
 """
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.state.kv_cache import KvCache, KvShape
 from sparkinfer.state.recurrent import RecurrentState
 
+_SERIAL = itertools.count()
 _MARKS = 3  # copies of the recurrent state kept for rewinds
 
 
@@ -53,7 +55,7 @@ class Sequence:
         apply: Callable[["Sequence", int], None],
     ) -> None:
         """Raises MemoryLimitError when the memory cannot be reserved."""
-        self.context = context
+        self.shape, self.context = shape, context
         self._advance, self._apply = advance, apply
         try:
             self.kv = KvCache(shape.kv, context)
@@ -65,7 +67,7 @@ class Sequence:
             ) from error
         self._tokens: list[int] = []  # may hold more than `length`: cache rows not yet overwritten
         self._stamps: list[int] = []
-        self._clock = 0
+        self._clock = next(_SERIAL) << 40  # stamps of two sequences are never equal
         self._length = 0
         self._pending: list[int] = []
         self._marks: list[Snapshot] = []
@@ -147,7 +149,7 @@ class Sequence:
         """Go back (or forward) to a snapshot. Raises RequestError when its cache rows have been overwritten."""
         if not self._holds(snapshot):
             raise RequestError(
-                f"the snapshot at {snapshot.length} tokens is gone: its rows have been overwritten"
+                f"the snapshot at {snapshot.length} tokens is of another sequence or its rows have been overwritten"
             )
         self._pending = []
         self._reset(snapshot)

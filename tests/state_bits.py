@@ -1,0 +1,46 @@
+"""Everything a sequence remembers, as bytes: what two equal states must share."""
+
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from sparkinfer.models import Target
+from sparkinfer.state import Sequence
+
+Bits = tuple[bytes, ...]
+
+
+def state_bits(target: Target, state: Sequence) -> Bits:
+    """Keys and values below the length, convolution and delta-rule states."""
+    shape = target.state_shape.kv
+    kind = np.float16 if shape.item == 2 else np.float32
+    planes, size = shape.layers * shape.kv_heads, shape.head_size
+    positions = state.kv.plane_bytes // (size * shape.item)
+    n_bytes = planes * state.kv.plane_bytes
+    keys = state.kv._keys[:n_bytes].view(kind).reshape(planes, positions // 16, size, 16)
+    keys = keys.transpose(0, 1, 3, 2).reshape(planes, positions, size)[:, : state.length]
+    values = state.kv._values[:n_bytes].view(kind).reshape(planes, positions, size)
+    values = values[:, : state.length]
+    parts = [keys.tobytes(), values.tobytes()]
+    if state.recurrent is not None:
+        parts += [state.recurrent.conv.tobytes(), state.recurrent.delta.tobytes()]
+    return tuple(parts)
+
+
+class Oracle:
+    """Bits of the state after some tokens, and the logits of the last, run one token at a time from nothing."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._known: dict[tuple[int, ...], tuple[Bits, bytes]] = {}
+
+    def __call__(self, tokens: Ids[int]) -> tuple[Bits, bytes]:
+        key = tuple(tokens)
+        if key not in self._known:
+            state, logits = self._target.new_state(), b""
+            for count, token in enumerate(key, 1):
+                logits = self._target.forward(state, [token])[0].tobytes()
+                if key[:count] not in self._known:
+                    self._known[key[:count]] = (state_bits(self._target, state), logits)
+            self._known.setdefault(key, (state_bits(self._target, state), logits))
+        return self._known[key]
