@@ -85,9 +85,10 @@ def feed_forward_shapes(config: ModelConfig, prefix: str, norm: str) -> dict[str
 
 def build_feed_forward(weights: Weights, prefix: str, norm: str) -> FeedForward:
     """Load a SwiGLU block."""
+    gate, up = weights.pair(f"{prefix}ffn_gate.weight", f"{prefix}ffn_up.weight")
     return FeedForward(
         norm=weights.vector(f"{prefix}{norm}.weight"),
-        gate=weights.matrix(f"{prefix}ffn_gate.weight"),
-        up=weights.matrix(f"{prefix}ffn_up.weight"),
+        gate=gate,
+        up=up,
         down=weights.matrix(f"{prefix}ffn_down.weight"),
     )

@@ -82,6 +82,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
             f"{arch}.attention.value_length differs from key_length {head_size}; both must be equal"
         )
     n_layers = integer("block_count") - file.get(f"{arch}.nextn_predict_layers", int, 0)
+    if not 0 < n_layers <= len(file.tensors):
+        raise ShapeError(f"{arch} has {n_layers} layers and {len(file.tensors)} tensors")
     hybrid = f"{arch}.ssm.state_size" in file.metadata
     moe = f"{arch}.expert_count" in file.metadata and file.get(f"{arch}.expert_count", int, 0) > 0
     config = ModelConfig(
@@ -164,12 +166,20 @@ def _check(config: ModelConfig, file: GGUFFile) -> None:
         raise ShapeError(
             f"rope.dimension_count is {config.rotated}, expected an even number up to {config.head_size}"
         )
+    if config.rope_base <= 0:
+        raise ShapeError(f"rope.freq_base is {config.rope_base}, expected a positive number")
+    if config.eps < 0:
+        raise ShapeError(f"attention.layer_norm_rms_epsilon is {config.eps}, expected 0 or more")
     scaling = file.get(f"{config.architecture}.rope.scaling.type", str, "none")
     if scaling != "none":
         raise UnsupportedError(f"rope scaling '{scaling}' is not supported; accepted: none")
+    moe = config.moe
     for what, width, unit in (
         ("embedding_length", config.n_embd, 16),
         ("key_length", config.head_size, 16),
+        ("feed_forward_length", config.n_ff, 32),
+        ("expert_feed_forward_length", moe.width if moe else 0, 32),
+        ("expert_shared_feed_forward_length", moe.shared if moe else 0, 32),
     ):
         if width % unit:
             raise UnsupportedError(f"{what} is {width}, expected a multiple of {unit}")

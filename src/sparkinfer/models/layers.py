@@ -173,7 +173,7 @@ class MixtureOfExperts:
 
     def record(self, run: Run) -> None:
         recorder, space = run.recorder, run.workspace
-        x = run.norm(self.norm, [self.gate, self.shared_gate], phases=2)
+        x = run.norm(self.norm, [self.router, self.gate, self.shared_gate], phases=2)
         logits = run.output("router", self.router)
         shared_hidden = run.activation(
             "shared hidden", self.shared_gate.outputs, [self.shared_down], cheap=False

@@ -105,13 +105,20 @@ def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, S
 def _build(
     weights: Weights, config: ModelConfig, architecture: Architecture, context: int
 ) -> Network:
-    blocks = weights.map(lambda layer: architecture.build(weights, config, layer), config.n_layers)
-    head = "output.weight" if "output.weight" in weights.file.tensors else "token_embd.weight"
+    tied = "output.weight" not in weights.file.tensors
+
+    def part(index: int) -> Any:
+        """The head, which takes longest, and then the layers."""
+        if index == 0:
+            return weights.matrix("token_embd.weight" if tied else "output.weight")
+        return architecture.build(weights, config, index - 1)
+
+    head, *blocks = weights.map(part, 1 + config.n_layers)
     table = angles(context, config.rotated, config.rope_base, _divisors(weights, config))
     return Network(
         blocks=tuple(blocks),
         output_norm=weights.vector("output_norm.weight"),
-        head=weights.matrix(head),
+        head=head,
         rope_table=weights.rows(factors(table, architecture.interleaved)),
     )
 

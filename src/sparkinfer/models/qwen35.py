@@ -122,16 +122,20 @@ def _moe_shapes(n_embd: int, moe: MoeConfig, prefix: str) -> dict[str, Shape]:
 
 
 def _build_moe(weights: Weights, moe: MoeConfig, prefix: str) -> MixtureOfExperts:
+    gate, up = weights.pair(f"{prefix}ffn_gate_exps.weight", f"{prefix}ffn_up_exps.weight")
+    shared_gate, shared_up = weights.pair(
+        f"{prefix}ffn_gate_shexp.weight", f"{prefix}ffn_up_shexp.weight"
+    )
     return MixtureOfExperts(
         experts=moe.experts,
         used=moe.used,
         norm=weights.vector(f"{prefix}{_NORM}.weight"),
         router=weights.matrix(f"{prefix}ffn_gate_inp.weight", f"{prefix}ffn_gate_inp_shexp.weight"),
-        gate=weights.experts(f"{prefix}ffn_gate_exps.weight"),
-        up=weights.experts(f"{prefix}ffn_up_exps.weight"),
+        gate=gate,
+        up=up,
         down=weights.experts(f"{prefix}ffn_down_exps.weight"),
-        shared_gate=weights.matrix(f"{prefix}ffn_gate_shexp.weight"),
-        shared_up=weights.matrix(f"{prefix}ffn_up_shexp.weight"),
+        shared_gate=shared_gate,
+        shared_up=shared_up,
         shared_down=weights.matrix(f"{prefix}ffn_down_shexp.weight"),
     )
 

@@ -85,10 +85,10 @@ class Weights:
         self._count(name)
         return np.asarray(values, np.float32).reshape(info.shape[::-1])
 
-    def matrix(self, *names: str) -> PackedWeight:
+    def matrix(self, *names: str, expand: bool = False) -> PackedWeight:
         """Tensors of equal type stacked along their outputs; types that differ are expanded to float32."""
         kinds = {self.file.tensors[name].type_name for name in names}
-        if self.exact or len(kinds) > 1:
+        if self.exact or expand or len(kinds) > 1:
             return self.packed_floats(
                 np.concatenate([np.atleast_2d(self.floats(name)) for name in names])
             )
@@ -97,10 +97,19 @@ class Weights:
         stacked = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
         return self._pack(kinds.pop(), stacked, sum(shape[1] for shape in shapes), shapes[0][0], 1)
 
-    def experts(self, name: str) -> PackedWeight:
+    def pair(self, gate: str, up: str) -> tuple[PackedWeight, PackedWeight]:
+        """Two matrices, or stacks of experts, that read the same form of one activation.
+
+        When one is of floats and the other quantised, that one is expanded to float32.
+        """
+        mixed = len({bool(LAYOUTS[self.file.tensors[n].type_name].floats) for n in (gate, up)}) > 1
+        load = self.experts if len(self.file.tensors[gate].shape) == 3 else self.matrix
+        return load(gate, expand=mixed), load(up, expand=mixed)
+
+    def experts(self, name: str, *, expand: bool = False) -> PackedWeight:
         """A stack of expert matrices [inputs, outputs, experts]."""
-        inputs, outputs, experts = self.file.tensors[name].shape
-        if self.exact:
+        inputs, outputs, experts = (*self.file.tensors[name].shape, 1)[:3]
+        if self.exact or expand:
             return self._pack(
                 "F32", self.floats(name).view(np.uint8).reshape(-1, 4), outputs, inputs, experts
             )
