@@ -60,6 +60,7 @@ class TileLayout:
         return _pad(columns // (32 * self.blocks) * self.record_bytes(lanes))
 
 
+_NIBBLES = np.uint32(0x0F0F0F0F)
 _SLAB_VALUES = 2**18  # values packed at a time
 
 
@@ -171,10 +172,10 @@ def _codes(
     tiles = tiled.shape[0]  # [tiles, blocks, 8, lanes]
     if layout.bits == 8:
         return tiled.view(np.uint8).reshape(tiles, -1)
-    low, high = tiled & 0x0F0F0F0F, (tiled >> 4) & 0x0F0F0F0F
+    low, high = tiled & _NIBBLES, (tiled >> np.uint32(4)) & _NIBBLES
     extra = layout.bits - 4
     out = np.empty((tiles, blocks, 4 + extra, lanes), np.uint32)
-    np.bitwise_or(low[:, :, :4], low[:, :, 4:] << 4, out=out[:, :, :4])
+    np.bitwise_or(low[:, :, :4], low[:, :, 4:] << np.uint32(4), out=out[:, :, :4])
     for plane in range(extra):
         out[:, :, 4 + plane] = _plane(high, extra, plane)
     return out.view(np.uint8).reshape(tiles, -1)
