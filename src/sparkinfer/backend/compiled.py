@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import numba
 from numba import types
 from numba.core import config
+
+from sparkinfer.errors import OptionError
 
 _KEEP = 6  # cache folders of other versions kept beside the current one
 _root: Path | None = None
@@ -28,10 +31,10 @@ def set_cache_root(path: Path) -> None:
 
 @functools.cache
 def source_hash() -> str:
-    """Hash of the sources of `backend` and `kernels` and of the compiler's version."""
+    """Hash of the sources of `backend`, `kernels` and `quant` (tile layouts) and of the compilers' versions."""
     package = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256(numba.__version__.encode())
-    for folder in ("backend", "kernels"):
+    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
+    for folder in ("backend", "kernels", "quant"):
         for file in sorted((package / folder).rglob("*.py")):
             digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
@@ -39,12 +42,20 @@ def source_hash() -> str:
 
 @functools.cache
 def cache_folder() -> Path | None:
-    """The folder in use, created; None when no cache root was set (then every process compiles)."""
+    """The folder in use, created; None when no cache root was set (then every process compiles).
+
+    Raises OptionError when it cannot be created.
+    """
     if _root is None:
         return None
     folder = _root / f"kernels-{source_hash()}"
     if not folder.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(
+                f"cannot make a folder for compiled code in {_root} ({error.strerror}); --cache-dir names another"
+            ) from error
         old = sorted(_root.glob("kernels-*"), key=lambda p: p.stat().st_mtime)[:-_KEEP]
         for stale in old:
             shutil.rmtree(stale, ignore_errors=True)

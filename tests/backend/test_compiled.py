@@ -1,0 +1,142 @@
+"""The cache of compiled code: a second process loads, a changed source compiles anew, a bad folder is one line."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparkinfer
+from sparkinfer.errors import OptionError
+
+PACKAGE = Path(sparkinfer.__file__).parent
+COMPILE = """
+import sys, time
+from pathlib import Path
+from sparkinfer.backend.compiled import cache_folder, set_cache_root
+set_cache_root(Path(sys.argv[1]))
+from sparkinfer.backend.isa import choose_isa
+from sparkinfer.backend.executor import RUN
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+isa = choose_isa(sys.argv[2])
+for name in ("F32", "Q8_0"):
+    for rows in (1, 2):
+        assert tile_kernel(name, rows, isa.name, isa.lanes).address
+assert RUN.address
+print(cache_folder())
+"""
+
+
+def compile_in(root: Path, package: Path = PACKAGE, isa: str = "auto") -> Path:
+    """Compile a few kernels in a new process; the cache folder it used."""
+    environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(root), isa],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file below with its size and time of change."""
+    found = [p for p in folder.rglob("*") if p.is_file()]
+    return {str(p): (p.stat().st_size, p.stat().st_mtime_ns) for p in found}
+
+
+def copy_of(package: Path, target: Path) -> Path:
+    shutil.copytree(package, target / "sparkinfer", ignore=shutil.ignore_patterns("__pycache__"))
+    return target / "sparkinfer"
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    first = compile_in(tmp_path)
+    before = files(first)
+    assert len([name for name in before if name.endswith(".nbc")]) == 5
+    assert compile_in(tmp_path) == first
+    assert files(first) == before
+
+
+def test_instruction_sets_share_a_folder_and_no_code(tmp_path):
+    first = compile_in(tmp_path, isa="portable")
+    kept = files(first)
+    assert compile_in(tmp_path, isa="auto") == first
+    after = files(first)
+    code = {name for name in kept if name.endswith(".nbc")}
+    assert {name: after[name] for name in code} == {name: kept[name] for name in code}
+    assert len(after) > len(kept)
+
+
+@pytest.mark.parametrize(
+    "changed", ["kernels/rope/cpu_impl.py", "backend/simd.py", "quant/tiles.py"]
+)
+def test_a_changed_source_uses_another_folder(tmp_path, changed):
+    """The layout of packed weights is source too: kernels are generated from it."""
+    package = copy_of(PACKAGE, tmp_path / "source")
+    script = "from sparkinfer.backend.compiled import source_hash; print(source_hash())"
+
+    def name() -> str:
+        environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+        return subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+
+    before = name()
+    assert name() == before
+    with (package / changed).open("a") as file:
+        file.write("\n# changed\n")
+    assert name() != before
+
+
+def test_only_the_newest_other_folders_are_kept(tmp_path, monkeypatch):
+    from sparkinfer.backend import compiled
+
+    for age in range(9):
+        folder = tmp_path / f"kernels-{age}"
+        folder.mkdir()
+        os.utime(folder, (1000 + age, 1000 + age))
+    (tmp_path / "costs.json").write_text("{}")
+    monkeypatch.setattr(compiled, "_root", tmp_path)
+    made = compiled.cache_folder.__wrapped__()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {made.name, "costs.json", *(f"kernels-{age}" for age in (4, 5, 6, 7, 8))}
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
+    from sparkinfer.backend import compiled
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(compiled, "_root", tmp_path / "file")
+    with pytest.raises(OptionError, match="--cache-dir"):
+        compiled.cache_folder.__wrapped__()
+
+
+VNNI = """
+import os, sys
+os.environ["NUMBA_CPU_NAME"] = "icelake-server"
+os.environ["NUMBA_CPU_FEATURES"] = "+avx,+avx2,+fma,+f16c,+avx512f,+avx512bw,+avx512vl,+avx512dq,+avx512vnni"
+from sparkinfer.backend.isa import choose_isa
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+isa = choose_isa("auto")
+assert (isa.name, isa.lanes) == ("vnni512", 16), isa
+for name in sys.argv[1:]:
+    for rows in (1, 8):
+        kernel = tile_kernel(name, rows, isa.name, isa.lanes)
+        text = kernel._compiled._library.get_asm_str()
+        print(name, rows, text.count("vpdpbusd"), text.count("zmm") > 0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.uname().machine != "x86_64", reason="x86 code")
+def test_the_vnni_form_compiles_for_a_cpu_that_has_it():
+    """Compiled for another CPU, not run: every dot product of four codes is one instruction."""
+    done = subprocess.run(
+        [sys.executable, "-c", VNNI, "Q4_0", "Q8_0", "Q4_K"], capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [(name, int(n), zmm) for name, _, n, zmm in rows if int(n) < 8] == []
+    assert [int(n) >= 8 * int(count) and zmm == "True" for _, count, n, zmm in rows] == [True] * 6
