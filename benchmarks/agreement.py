@@ -170,7 +170,7 @@ def describe(result: dict[str, Any]) -> str:
     lines = ["KL from transformers (float32) over its own answers:"]
     for label, found in result["logits"].items():
         lines.append(
-            f"  {label:16} mean {found['mean_kl']:.6f}  max {found['max_kl']:.4f}  "
+            f"  {label:16} mean {found['mean_kl']:.2e}  max {found['max_kl']:.2e}  "
             f"same best token {found['same_best']:.4f} of {found['positions']} positions"
         )
     for pair, found in result["text"].items():
