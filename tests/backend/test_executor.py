@@ -133,7 +133,7 @@ def test_counts_that_change_between_runs_and_phases_never_mislead_a_late_thread(
                 recorder.phase([Job(count_chunk, args, 1, Counted.at(word, 0))])
             tapes.append(recorder.finish())
         wanted = np.zeros(64, np.int64)
-        end = time.monotonic() + 2
+        end = time.monotonic() + 1.5
         while time.monotonic() < end:
             for counts, tape in zip(sizes, tapes, strict=True):
                 tape.replay()
@@ -200,12 +200,12 @@ def test_thousands_of_replays_on_busy_cores_give_the_same_bits(name, threads):
     """Windows and chunks of mixed widths: each width is a tape of its own with other chunk counts."""
     model, rng = gm.target(name, threads=threads), np.random.default_rng(threads)
     alone = gm.single_rows(name, "int8", 560)
-    end = time.monotonic() + 2.5
+    end = time.monotonic() + 1.5
     with busy_core():
         while time.monotonic() < end:
             state = model.new_state()
             while state.length < 490:
-                width, verify = int(rng.choice([1, 2, 3, 8, 16, 64])), bool(rng.integers(2))
+                width, verify = int(rng.choice([1, 3, 8, 16, 64])), bool(rng.integers(2))
                 verify &= width <= model.max_width
                 start = state.length
                 window = gm.tokens(560)[start : start + width]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from kernel_machine import ISAS, assert_close, machine, random_rows, same_bits
 
+from sparkinfer.backend.isa import choose_isa
 from sparkinfer.kernels.experts import (
     ExpertBuffers,
     experts_combine,
@@ -127,9 +128,15 @@ def inputs(rows, n, experts):
     return x, logits, random_rows(rows, n, seed=2), random_rows(rows, n, seed=3)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+FORMATS = (("F32", "F32"), ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_K", "F16"))
+OTHERS = [isa for isa in ISAS if isa != choose_isa().name]
+
+
 @pytest.mark.parametrize(
-    ("gate", "down"), [("F32", "F32"), ("Q8_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_K", "F16")]
+    ("isa", "gate", "down"),
+    [("auto", *formats) for formats in FORMATS]
+    + [(isa, "Q8_0", "Q8_0") for isa in OTHERS]
+    + [pytest.param(isa, *f, marks=pytest.mark.long) for isa in OTHERS for f in FORMATS],
 )
 @pytest.mark.parametrize(("experts", "used"), [(8, 3), (3, 1)])
 def test_experts(isa, gate, down, experts, used):
