@@ -45,7 +45,7 @@ MAX_ROWS = 8
 _RECORD = 48
 _PREFETCH = {
     "avx2": (1024, 0),
-    "vnni512": (2048, 3),
+    "vnni512": (4096, 3),
     "portable": (1024, 3),
 }  # bytes ahead, locality (0: no reuse)
 
