@@ -120,3 +120,44 @@ def test_a_sequence_of_another_model_is_refused():
         gm.target(HYBRID).forward(other, [1])
     with pytest.raises(RequestError, match="another shape"):
         gm.target(PLAIN, "f32").forward(other, [1])
+
+
+@both
+@pytest.mark.parametrize("when", ["advance", "second chunk", "commit", "rewind"])
+@pytest.mark.parametrize("then", ["advance", "verify", "snapshot", "rewind"])
+def test_an_interrupt_inside_a_step_leaves_no_trace(name, when, then, monkeypatch):
+    """Ctrl-C is noticed when the compiled loop returns: recurrent state has moved, the length has not."""
+    model = gm.target(name)
+    state = gm.state_at(model, gm.tokens(90)[:70])
+    if when == "commit":
+        model.forward(state, [1, 2, 3], verify=True)
+    run, calls = model.backend.run, []
+
+    def interrupted(head):
+        run(head)
+        calls.append(head)
+        if len(calls) == (2 if when == "second chunk" else 1):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.backend, "run", interrupted)
+    action = {
+        "advance": lambda: model.forward(state, [9]),
+        "second chunk": lambda: model.forward(state, gm.tokens(90)[:80]),
+        "commit": lambda: state.commit(2),
+        "rewind": lambda: state.rewind(3),
+    }[when]
+    if name == PLAIN and when in ("commit", "rewind"):
+        action()  # nothing runs
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            action()
+    monkeypatch.undo()
+    if then == "advance":
+        model.forward(state, [5])
+    elif then == "verify":
+        model.forward(state, [5, 6], verify=True)
+    elif then == "snapshot":
+        state.snapshot()
+    else:
+        state.rewind(min(1, state.length))  # an interrupted rewind may have left nothing
+    assert state_bits(model, state) == state_bits(model, gm.state_at(model, state.tokens))

@@ -121,13 +121,13 @@ class SequenceMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_sequence_has_the_bits_of_single_steps(name):
-    run_machine(name, examples=25, steps=25)
+    run_machine(name, examples=100, steps=30)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", gm.MODELS)
 def test_long_lives_of_sequences(name):
-    run_machine(name, examples=300, steps=60)
+    run_machine(name, examples=1500, steps=60)
 
 
 def run_machine(name: str, examples: int, steps: int) -> None:

@@ -96,6 +96,7 @@ class Target:
             for start in range(0, len(tokens), CHUNK):
                 chunk = tokens[start : start + CHUNK]
                 wanted = "none" if rows == "last" and start + CHUNK < len(tokens) else rows
+                state.begin()
                 result = self._run(state, chunk, wanted, advance=True)
                 state.extend(chunk)
                 parts.append(result.copy() if rows == "all" and len(tokens) > CHUNK else result)

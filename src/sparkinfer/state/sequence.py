@@ -70,6 +70,7 @@ class Sequence:
         self._clock = next(_SERIAL) << 40  # stamps of two sequences are never equal
         self._length = 0
         self._pending: list[int] = []
+        self._torn = False  # recurrent state was left between two lengths (Ctrl-C inside a step)
         self._marks: list[Snapshot] = []
 
     @property
@@ -87,17 +88,23 @@ class Sequence:
         return list(self._pending)
 
     def room(self, count: int) -> None:
-        """Raise RequestError unless `count` more tokens fit."""
+        """Raise RequestError unless `count` more tokens fit; mends the state after an interrupt."""
+        self._mend()
         if self._length + count > self.context:
             raise RequestError(
                 f"{count} more tokens after {self._length} exceed the context of {self.context}; use a larger -c"
             )
+
+    def begin(self) -> None:
+        """Note that recurrent state is about to change in place; `extend` ends it, an interrupt may not."""
+        self._torn = self.recurrent is not None
 
     def extend(self, tokens: Ids[int]) -> None:
         """Note that the target has advanced by `tokens`."""
         self._pending = []
         self._overwrite(tokens)
         self._length += len(tokens)
+        self._torn = False
 
     def hold(self, tokens: Ids[int]) -> None:
         """Note a verified window: its cache rows are written, nothing is committed."""
@@ -109,25 +116,29 @@ class Sequence:
 
         Raises RequestError for a count outside 0 .. the window's rows.
         """
+        self._mend()
         if not 0 <= count <= len(self._pending):
             raise RequestError(
                 f"commit({count}): the verified window has {len(self._pending)} rows"
             )
         if count and self.recurrent is not None:
+            self.begin()
             self._apply(self, count)
         self._pending = []
         self._length += count
+        self._torn = False
 
     def rewind(self, count: int) -> None:
         """Forget the last `count` committed tokens; the state has the bits of never having seen them.
 
-        Recurrent layers restart from the nearest kept copy. Raises RequestError for a count outside 0 .. length.
+        Recurrent layers restart from the nearest kept copy (Ctrl-C meanwhile leaves a shorter sequence).
+        Raises RequestError for a count outside 0 .. length.
         """
         if not 0 <= count <= self._length:
             raise RequestError(f"rewind({count}): the sequence has {self._length} tokens")
         self._pending = []
         wanted = self._length - count
-        if count == 0 or self.recurrent is None:
+        if self.recurrent is None or (count == 0 and not self._torn):
             self._length = wanted
             return
         tokens = self._tokens[:wanted]
@@ -142,6 +153,7 @@ class Sequence:
 
     def snapshot(self) -> Snapshot:
         """A copy to `restore` later. The cache is shared, so it lasts until one of its rows is overwritten."""
+        self._mend()
         stamp = self._stamps[self._length - 1] if self._length else 0
         return Snapshot(self._length, stamp, self.recurrent.copy() if self.recurrent else None)
 
@@ -163,6 +175,10 @@ class Sequence:
         kept = [m for m in self._marks if self._holds(m)]
         self._marks = [*kept[-(_MARKS - 1) :], self.snapshot()]
 
+    def _mend(self) -> None:
+        if self._torn:
+            self.rewind(0)
+
     def _overwrite(self, tokens: Ids[int]) -> None:
         self._tokens[self._length :] = tokens
         self._stamps[self._length :] = range(self._clock + 1, self._clock + 1 + len(tokens))
@@ -178,7 +194,9 @@ class Sequence:
         self._length = snapshot.length if snapshot else 0
         if self.recurrent is None:
             return
+        self._torn = True
         if snapshot is None or snapshot.recurrent is None:
             self.recurrent.clear()
         else:
             self.recurrent.put(snapshot.recurrent)
+        self._torn = False
