@@ -92,6 +92,11 @@ def test_an_unknown_architecture_lists_the_known_ones(tmp_path):
         assert known in line
 
 
+def test_weights_that_nothing_reads_are_refused(tmp_path):
+    line = refused(variant(tmp_path, tensors={"blk.2.attn_q.bias": floats(64)}), UnsupportedError)
+    assert "blk.2.attn_q.bias" in line
+
+
 def test_a_type_without_decoder_is_named_with_the_known_ones(tmp_path):
     data = ((256, 64), "IQ1_S", bytes(64 * 50))
     path = variant(

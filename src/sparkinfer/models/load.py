@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparkinfer.backend.compiled import set_cache_root, source_hash
 from sparkinfer.backend.cpu import CpuBackend
 from sparkinfer.backend.isa import choose_isa
-from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError
+from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles, factors
 from sparkinfer.kernels.shapes import RecurrentShape
@@ -69,6 +69,7 @@ def load_target(
     config = read_config(file)
     expected = _expected(config, architecture)
     check_tensors(file, expected, optional=("output.weight",))
+    _refuse_unused(file, expected, config)
     exact = options.text("activations") == "f32"
     shape = _state_shape(config, exact)
     size = _context(config, options.integer("context"), shape)
@@ -88,6 +89,27 @@ def load_target(
     target = Target(file, config, backend, network, shape, size, plan, per_token)
     target.warm_up((1, CHUNK), progress)
     return target
+
+
+def _refuse_unused(file: GGUFFile, expected: Mapping[str, Shape], config: ModelConfig) -> None:
+    """Weights that nothing reads (biases, fused projections) would change the output without a word.
+
+    Blocks after the last layer (multi-token prediction) are no part of the model's own output.
+    """
+    known = {*expected, _ROPE_DIVISORS}
+    unused = [name for name in file.tensors if name not in known and _layer(name) < config.n_layers]
+    if unused:
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        raise UnsupportedError(
+            f"{file.path} has weights this build does not use: {', '.join(unused[:5])}{more};"
+            f" it supports '{config.architecture}' models without them"
+        )
+
+
+def _layer(name: str) -> int:
+    """The N of `blk.N.`, -1 for other tensors."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
 def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, Shape]:
