@@ -163,9 +163,9 @@ def test_all_rows_may_choose_the_same_expert():
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_do_not_change_the_bits(threads):
-    everything = inputs(16, 256, 8)
+    everything = inputs(16, 512, 8)  # several parts of every expert
     results = [
-        Block(machine(threads=t), "Q4_K", "Q6_K", 8, 3, 256, 512).run(*everything)
+        Block(machine(threads=t), "Q4_K", "Q6_K", 8, 3, 512, 512).run(*everything)
         for t in (1, threads)
     ]
     same_bits(*results)

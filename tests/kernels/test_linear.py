@@ -167,3 +167,31 @@ def test_codes_are_read_back_as_they_were_written():
     x = random_rows(11, 96)
     values, scales = codes_of(machine().input(x, True), 11, 96)
     assert_close(values, quantised_rows(x), scales, 1e-5)
+
+
+@pytest.mark.parametrize("format_name", ["Q4_K", "Q8_0", "F16"])
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_a_large_matrix_is_cut_into_chunks_that_any_thread_may_take(format_name, rows):
+    """1000 x 2048: tens of chunks, several batches of tiles each when there are several groups of rows."""
+    x = random_rows(rows, 2048)
+    results = []
+    for threads in (1, 2, 3):
+        bench = machine(threads=threads)
+        [(got, wanted, size)] = run_linear(bench, format_name, x, (1000,), False)
+        assert_close(got[:, :1000], wanted, size, TOLERANCE)
+        results.append(got[:, :1000])
+    same_bits(results[1], results[0], "2 threads")
+    same_bits(results[2], results[0], "3 threads")
+
+
+@pytest.mark.parametrize("rows", [1, 17])
+def test_a_large_gated_product_is_cut_into_chunks(rows):
+    x, results = random_rows(rows, 1024, scale=0.1), []
+    for threads in (1, 3):
+        bench = machine(threads=threads)
+        out, wanted, size = run_gated(bench, "Q4_K", "Q6_K", x, 1056, False)
+        assert_close(out.f32.array, wanted, size, TOLERANCE)
+        coded, _, _ = run_gated(bench, "Q4_K", "Q6_K", x, 1056, True)
+        assert_quantised(coded, out.f32.array)
+        results.append(out.f32.array)
+    same_bits(results[1], results[0])
