@@ -169,16 +169,22 @@ def windows(
             )
 
 
-def prompts(target: Target, tokens: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+def prompts(
+    target: Target, tokens: Sequence[int], sizes: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray]]:
     """First position and logits of every chunk of the whole text, for every chunk size."""
-    for size in CHUNKS:
+    for size in sizes:
         state = target.new_state()
         for start in range(0, len(tokens), size):
             yield start, target.forward(state, tokens[start : start + size], rows="all")
 
 
 def check(
-    path: Path, activations: str, lengths: Sequence[int], threads: Sequence[int]
+    path: Path,
+    activations: str,
+    lengths: Sequence[int],
+    chunks: Sequence[int],
+    threads: Sequence[int],
 ) -> dict[str, Any]:
     """Counts for one file and kind of activation over all instruction sets and numbers of threads."""
     count = max(lengths) + max(WIDTHS)
@@ -202,7 +208,7 @@ def check(
             alone = single_rows(target, tokens)
             target.close()
             continue
-        for source in (windows(target, tokens, lengths), prompts(target, tokens)):
+        for source in (windows(target, tokens, lengths), prompts(target, tokens, chunks)):
             for first, rows in source:
                 wanted = alone[first : first + len(rows)]
                 result["cases"] += 1
@@ -231,6 +237,7 @@ def main() -> int:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
+    parser.add_argument("--chunks", type=int, nargs="+", default=list(CHUNKS))
     arguments = parser.parse_args()
     total = {"cases": 0, "rows": 0, "different_rows": 0}
     start = time.perf_counter()
@@ -243,7 +250,9 @@ def main() -> int:
                 write_model(models[-1], name)
         for model in models:
             for activations in arguments.activations:
-                result = check(model, activations, arguments.lengths, arguments.threads)
+                result = check(
+                    model, activations, arguments.lengths, arguments.chunks, arguments.threads
+                )
                 print(json.dumps(result), flush=True)
                 total = {key: total[key] + result[key] for key in total}
     print(
