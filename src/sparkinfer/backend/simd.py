@@ -82,17 +82,18 @@ def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> i
     )
 
 
-def _rotate(builder: ir.IRBuilder, value: ir.Value, by: int) -> ir.Value:
-    mask = ir.Constant(ir.VectorType(I32, LANES), [(lane + by) % LANES for lane in range(LANES)])
+def _part(builder: ir.IRBuilder, value: ir.Value, first: int, count: int) -> ir.Value:
+    """`count` lanes from `first` on."""
+    mask = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
     return builder.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
 
 def _fold(
     builder: ir.IRBuilder, value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]
 ) -> ir.Value:
-    """Reduce the lanes by halving, always in the same tree: 8, 4, 2, 1."""
-    for by in (8, 4, 2, 1):
-        value = combine(value, _rotate(builder, value, by))
+    """Reduce the lanes by halving, always in the same tree: lanes 8, 4, 2 and 1 apart."""
+    for half in (8, 4, 2, 1):
+        value = combine(_part(builder, value, 0, half), _part(builder, value, half, half))
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
