@@ -5,6 +5,7 @@ runs the whole sequence without walking Python again.
 """
 
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,13 +53,64 @@ class Tape(Protocol):
 
 
 class Recorder(Protocol):
-    """Receives the ops of a model while it is recorded."""
+    """Receives the ops of a model while it is recorded. `rows` may be lowered before the last ops."""
 
     backend: str
     rows: int
 
+    @property
+    def prefers_prologue(self) -> bool:
+        """Few enough rows that each thread computes a cheap op for itself, into its private copy."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """The ops recorded inside may run side by side: they do not read each other's results."""
+
     def finish(self) -> Tape:
         """Close the recording."""
+
+
+class Weight(Protocol):
+    """A matrix (or a stack of `experts` matrices) in the backend's own form."""
+
+    @property
+    def format_name(self) -> str: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def experts(self) -> int: ...
+    @property
+    def quantised(self) -> bool:
+        """It reads the int8 form of an activation."""
+
+    @property
+    def padded_outputs(self) -> int:
+        """Columns the result buffer must have."""
+
+    @property
+    def n_bytes(self) -> int: ...
+
+
+class Backend(Protocol):
+    """Where a model's buffers live and its tapes run."""
+
+    name: str
+    threads: int
+
+    def buffer(self, rows: int, width: int, dtype: Any = ..., *, private: bool = ...) -> Buffer:
+        """Zeroed memory of rows x width; one copy per thread when `private`."""
+
+    def activation(
+        self, rows: int, width: int, *, quantised: bool, private: bool = ...
+    ) -> Activation:
+        """Memory for the input of a matrix product."""
+
+    def recorder(self, rows: int) -> Recorder:
+        """Begin to record ops on `rows` rows."""
+
+    def close(self) -> None:
+        """Stop what runs. Idempotent."""
 
 
 def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:

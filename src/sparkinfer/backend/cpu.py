@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparkinfer.backend import executor
-from sparkinfer.backend.base import Activation, Buffer, aligned
+from sparkinfer.backend.base import Activation, Arena, Buffer, aligned
 from sparkinfer.backend.compiled import Kernel
 from sparkinfer.backend.isa import Isa
 
@@ -136,6 +136,7 @@ class CpuBackend:
         self.isa = isa
         self.threads = threads
         self.wide_cache = wide_cache
+        self.arena = Arena()
         self.keep: list[list[Any]] = []
         self._scratch: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
         self._control = aligned(8 * executor.CONTROL_WORDS)

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Buffer
-from sparkinfer.backend.cpu import CpuBackend, CpuTape
+from sparkinfer.backend.base import Backend, Buffer, Tape, Weight
 from sparkinfer.errors import RequestError
 from sparkinfer.gguf import GGUFFile
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks as attention_chunks
-from sparkinfer.kernels.linear import PackedWeight, linear
+from sparkinfer.kernels.linear import linear
 from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.models.layers import Run
@@ -37,7 +36,7 @@ class Network:
 
     blocks: tuple[tuple[Any, Any], ...]
     output_norm: Buffer
-    head: PackedWeight
+    head: Weight
     rope_table: Buffer
 
 
@@ -50,7 +49,7 @@ class Target:
         self,
         file: GGUFFile,
         config: ModelConfig,
-        backend: CpuBackend,
+        backend: Backend,
         network: Network,
         state_shape: StateShape,
         context: int,
@@ -64,8 +63,8 @@ class Target:
         self._workspace = Workspace(backend, CHUNK)
         self._x = self._workspace.buffer("x", config.n_embd)
         self._params = backend.buffer(1, P.WORDS, np.int64)
-        self._tapes: dict[tuple[int, Rows, tuple[int, ...]], CpuTape] = {}
-        self._commit: CpuTape | None = None
+        self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
+        self._commit: Tape | None = None
         self._embedding = file.tensors["token_embd.weight"].type_name
         self._busy = threading.Lock()
 
@@ -190,13 +189,13 @@ class Target:
     def _tap(self, layer: int) -> Buffer:
         return self._workspace.buffer(f"tap {layer}", self.config.n_embd)
 
-    def _tape(self, width: int, rows: Rows) -> CpuTape:
+    def _tape(self, width: int, rows: Rows) -> Tape:
         key = (width, rows, self.taps)
         if key not in self._tapes:
             self._tapes[key] = self._record(width, rows)
         return self._tapes[key]
 
-    def _record(self, width: int, rows: Rows) -> CpuTape:
+    def _record(self, width: int, rows: Rows) -> Tape:
         network = self.network
         run = Run(
             self.backend.recorder(width), self._workspace, self._x, self._params, network.rope_table, self.context,

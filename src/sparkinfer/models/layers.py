@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.cpu import CpuRecorder
+from sparkinfer.backend.base import Activation, Buffer, Recorder, Weight
 from sparkinfer.kernels.attention import attention
 from sparkinfer.kernels.conv import conv
 from sparkinfer.kernels.copy_rows import copy_rows
@@ -14,7 +13,7 @@ from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_h
 from sparkinfer.kernels.gated_delta import DeltaInputs, gated_delta
 from sparkinfer.kernels.gated_linear import gated_linear
 from sparkinfer.kernels.gated_norm import gated_norm
-from sparkinfer.kernels.linear import PackedWeight, linear
+from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.rope import rope
 from sparkinfer.kernels.route import Routing, route
@@ -26,7 +25,7 @@ from sparkinfer.models.workspace import Workspace
 class Run:
     """A recording in progress: the residual stream `x`, the run parameters and the buffers to use."""
 
-    recorder: CpuRecorder
+    recorder: Recorder
     workspace: Workspace
     x: Buffer
     params: Buffer
@@ -35,19 +34,17 @@ class Run:
     eps: float
 
     def activation(
-        self, name: str, width: int, readers: Sequence[PackedWeight], *, cheap: bool
+        self, name: str, width: int, readers: Sequence[Weight], *, cheap: bool
     ) -> Activation:
         """Input of `readers`; `cheap` when a prologue may write it: only one phase reads it."""
         quantised = any(weight.quantised for weight in readers)
         private = cheap and self.recorder.prefers_prologue
         return self.workspace.activation(name, width, quantised=quantised, private=private)
 
-    def output(self, name: str, weight: PackedWeight) -> Buffer:
+    def output(self, name: str, weight: Weight) -> Buffer:
         return self.workspace.buffer(name, weight.padded_outputs)
 
-    def norm(
-        self, weight: Buffer, readers: Sequence[PackedWeight], *, phases: int = 1
-    ) -> Activation:
+    def norm(self, weight: Buffer, readers: Sequence[Weight], *, phases: int = 1) -> Activation:
         """The normed residual stream, for `phases` phases that read it."""
         out = self.activation("norm", self.x.width, readers, cheap=phases == 1)
         rms_norm(self.recorder, self.x, weight, out, eps=self.eps)
@@ -57,7 +54,7 @@ class Run:
         """Keep the residual stream as it is now."""
         copy_rows(self.recorder, self.x, target)
 
-    def add_to_stream(self, activation: Activation, weight: PackedWeight) -> None:
+    def add_to_stream(self, activation: Activation, weight: Weight) -> None:
         linear(self.recorder, activation, [weight], [self.x], add=True)
 
 
@@ -67,10 +64,10 @@ class Attention:
 
     shape: Heads
     norm: Buffer
-    q: PackedWeight
-    k: PackedWeight
-    v: PackedWeight
-    output: PackedWeight
+    q: Weight
+    k: Weight
+    v: Weight
+    output: Weight
     q_norm: Buffer | None = None
     k_norm: Buffer | None = None
 
@@ -107,9 +104,9 @@ class FeedForward:
     """SwiGLU."""
 
     norm: Buffer
-    gate: PackedWeight
-    up: PackedWeight
-    down: PackedWeight
+    gate: Weight
+    up: Weight
+    down: Weight
 
     def record(self, run: Run) -> None:
         hidden = run.activation("hidden", self.gate.outputs, [self.down], cheap=False)
@@ -126,15 +123,15 @@ class GatedDeltaNet:
     shape: RecurrentShape
     layer: int
     norm: Buffer
-    qkv: PackedWeight
-    gate: PackedWeight
-    alpha: PackedWeight
-    beta: PackedWeight
+    qkv: Weight
+    gate: Weight
+    alpha: Weight
+    beta: Weight
     conv_weight: Buffer
     decay_rate: Buffer
     time_bias: Buffer
     head_norm: Buffer
-    output: PackedWeight
+    output: Weight
 
     def record(self, run: Run) -> None:
         recorder, shape = run.recorder, self.shape
@@ -163,13 +160,13 @@ class MixtureOfExperts:
     experts: int
     used: int
     norm: Buffer
-    router: PackedWeight
-    gate: PackedWeight
-    up: PackedWeight
-    down: PackedWeight
-    shared_gate: PackedWeight
-    shared_up: PackedWeight
-    shared_down: PackedWeight
+    router: Weight
+    gate: Weight
+    up: Weight
+    down: Weight
+    shared_gate: Weight
+    shared_up: Weight
+    shared_down: Weight
 
     def record(self, run: Run) -> None:
         recorder, space = run.recorder, run.workspace
@@ -195,7 +192,7 @@ class MixtureOfExperts:
         slots = space.rows * self.used
         words = 1 + 2 * slots + 3 * min(self.experts, slots)
         routing = Routing(
-            table=space.single(f"routing {self.gate.address}", words, np.int64),
+            table=space.single(f"routing {id(self)}", words, np.int64),
             weights=space.buffer("routing weights", self.used),
             experts=self.experts,
             used=self.used,

@@ -205,7 +205,7 @@ def _bytes_per_token(weights: Weights, config: ModelConfig) -> int:
     total = 0
     for weight in weights.matrices:
         used = config.moe.used if config.moe and weight.experts > 1 else weight.experts
-        total += weight.expert_bytes * used
+        total += weight.n_bytes // weight.experts * used
     return total
 
 

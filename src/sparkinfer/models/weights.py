@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Arena, Buffer
-from sparkinfer.backend.cpu import CpuBackend
+from sparkinfer.backend.base import Backend, Buffer, Weight
 from sparkinfer.errors import ShapeError
 from sparkinfer.gguf import GGUFFile
-from sparkinfer.kernels.linear import PackedWeight
-from sparkinfer.kernels.linear.weights import pack_weight
+from sparkinfer.kernels.linear import pack_weight
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 from sparkinfer.quant.tiles import LAYOUTS
 
@@ -59,12 +57,11 @@ class Weights:
     """Reads tensors of an open file. `exact`: expand every matrix to float32 (activations stay float32 too)."""
 
     file: GGUFFile
-    backend: CpuBackend
+    backend: Backend
     exact: bool
     progress: Progress | None = None
-    matrices: list[PackedWeight] = field(default_factory=list)
+    matrices: list[Weight] = field(default_factory=list)
     formats: dict[str, int] = field(default_factory=dict)
-    arena: Arena = field(default_factory=Arena)
     _done: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -85,7 +82,7 @@ class Weights:
         self._count(name)
         return np.asarray(values, np.float32).reshape(info.shape[::-1])
 
-    def matrix(self, *names: str, expand: bool = False) -> PackedWeight:
+    def matrix(self, *names: str, expand: bool = False) -> Weight:
         """Tensors of equal type stacked along their outputs; types that differ are expanded to float32."""
         kinds = {self.file.tensors[name].type_name for name in names}
         if self.exact or expand or len(kinds) > 1:
@@ -97,7 +94,7 @@ class Weights:
         stacked = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
         return self._pack(kinds.pop(), stacked, sum(shape[1] for shape in shapes), shapes[0][0], 1)
 
-    def pair(self, gate: str, up: str) -> tuple[PackedWeight, PackedWeight]:
+    def pair(self, gate: str, up: str) -> tuple[Weight, Weight]:
         """Two matrices, or stacks of experts, that read the same form of one activation.
 
         When one is of floats and the other quantised, that one is expanded to float32.
@@ -106,7 +103,7 @@ class Weights:
         load = self.experts if len(self.file.tensors[gate].shape) == 3 else self.matrix
         return load(gate, expand=mixed), load(up, expand=mixed)
 
-    def experts(self, name: str, *, expand: bool = False) -> PackedWeight:
+    def experts(self, name: str, *, expand: bool = False) -> Weight:
         """A stack of expert matrices [inputs, outputs, experts]."""
         inputs, outputs, experts = (*self.file.tensors[name].shape, 1)[:3]
         if self.exact or expand:
@@ -117,7 +114,7 @@ class Weights:
             self.file.tensors[name].type_name, self._blocks(name), outputs, inputs, experts
         )
 
-    def packed_floats(self, values: NDArray[np.float32]) -> PackedWeight:
+    def packed_floats(self, values: NDArray[np.float32]) -> Weight:
         blocks = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1, 4)
         return self._pack("F32", blocks, values.shape[0], values.shape[1], 1)
 
@@ -131,13 +128,9 @@ class Weights:
         self._count(name)
         return self.file.data(name).reshape(-1, QUANT_FORMATS[info.type_name].block_bytes)
 
-    def _pack(
-        self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int
-    ) -> PackedWeight:
+    def _pack(self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int) -> Weight:
         assert kind in LAYOUTS, kind
-        weight = pack_weight(
-            kind, blocks, outputs, inputs, self.backend.isa.lanes, self.arena, experts
-        )
+        weight = pack_weight(self.backend, kind, blocks, outputs, inputs, experts)
         with self._lock:
             self.matrices.append(weight)
             self.formats[kind] = self.formats.get(kind, 0) + weight.n_bytes

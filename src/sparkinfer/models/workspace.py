@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.cpu import PROLOGUE_ROWS, CpuBackend
+from sparkinfer.backend.base import Activation, Backend, Buffer
 
 T = TypeVar("T")
 
@@ -14,7 +13,7 @@ T = TypeVar("T")
 class Workspace:
     """Buffers for up to `rows` rows, made when first asked for."""
 
-    def __init__(self, backend: CpuBackend, rows: int) -> None:
+    def __init__(self, backend: Backend, rows: int) -> None:
         self.backend, self.rows = backend, rows
         self._buffers: dict[str, Any] = {}
 
@@ -32,7 +31,7 @@ class Workspace:
         self, name: str, width: int, *, quantised: bool, private: bool, per_row: int = 1
     ) -> Activation:
         """The input of a matrix product; `private` gives each thread its copy (for results of a prologue)."""
-        rows = min(self.rows, PROLOGUE_ROWS) if private else self.rows * per_row
+        rows = self.rows * per_row
         key = f"{name} {width} {quantised} {private}"
         return self._kept(
             key, lambda: self.backend.activation(rows, width, quantised=quantised, private=private)

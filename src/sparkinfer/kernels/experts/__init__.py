@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from sparkinfer.backend.base import Activation, Buffer, Recorder
-from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.backend.base import Activation, Buffer, Recorder, Weight
 from sparkinfer.kernels.route import Routing
 from sparkinfer.kernels.select import select
 
@@ -19,8 +18,8 @@ class ExpertBuffers:
 def experts_hidden(
     recorder: Recorder,
     x: Activation,
-    gate: PackedWeight,
-    up: PackedWeight,
+    gate: Weight,
+    up: Weight,
     routing: Routing,
     buffers: ExpertBuffers,
 ) -> None:
@@ -28,9 +27,7 @@ def experts_hidden(
     select("experts", recorder.backend, "record_hidden")(recorder, x, gate, up, routing, buffers)
 
 
-def experts_out(
-    recorder: Recorder, down: PackedWeight, routing: Routing, buffers: ExpertBuffers
-) -> None:
+def experts_out(recorder: Recorder, down: Weight, routing: Routing, buffers: ExpertBuffers) -> None:
     """Record out[slot] = down_e @ hidden[slot] for every slot."""
     select("experts", recorder.backend, "record_out")(recorder, down, routing, buffers)
 

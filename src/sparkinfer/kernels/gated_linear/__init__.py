@@ -1,12 +1,11 @@
 """The first half of a SwiGLU feed-forward block."""
 
-from sparkinfer.backend.base import Activation, Recorder
-from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.backend.base import Activation, Recorder, Weight
 from sparkinfer.kernels.select import select
 
 
 def gated_linear(
-    recorder: Recorder, x: Activation, gate: PackedWeight, up: PackedWeight, out: Activation
+    recorder: Recorder, x: Activation, gate: Weight, up: Weight, out: Activation
 ) -> None:
     """Record out[r] = silu(gate @ x[r]) * (up @ x[r]) for every row, quantised too where `out` has int8 blocks.
 

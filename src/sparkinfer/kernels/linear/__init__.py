@@ -1,18 +1,29 @@
 """Matrix products of one activation with one or more packed weights."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sparkinfer.backend.base import Activation, Buffer, Recorder
-from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.backend.base import Activation, Backend, Buffer, Recorder, Weight
 from sparkinfer.kernels.select import select
 
-__all__ = ["PackedWeight", "linear"]
+
+def pack_weight(
+    backend: Backend, format_name: str, blocks: Any, outputs: int, inputs: int, experts: int = 1
+) -> Weight:
+    """Bring GGUF blocks (uint8 [n, block_bytes], experts x outputs x inputs values) into the backend's form.
+
+    Raises ShapeError when the inputs are no whole number of blocks.
+    """
+    packed: Weight = select("linear", backend.name, "pack")(
+        backend, format_name, blocks, outputs, inputs, experts
+    )
+    return packed
 
 
 def linear(
     recorder: Recorder,
     x: Activation,
-    weights: Sequence[PackedWeight],
+    weights: Sequence[Weight],
     out: Sequence[Buffer],
     *,
     add: bool = False,

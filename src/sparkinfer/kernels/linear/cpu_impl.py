@@ -1,15 +1,16 @@
 """CPU form of `linear`: each chunk is a run of tiles, taken for all rows while its weights are in cache."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from numba import njit
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import job
-from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuRecorder, Job
+from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuBackend, CpuRecorder, Job
 from sparkinfer.backend.simd import call_tiles, load_i64
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
-from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.kernels.linear.weights import PackedWeight, pack_weight
 
 _CHUNK_BYTES = (
     48 * 1024
@@ -100,6 +101,14 @@ def linear_jobs(
         out.address, out.stride, weight.tiles, chunks, recorder.rows, full, rest, int(add), weight.lanes,
     )  # fmt: skip
     return Job(linear_job, args, chunks)
+
+
+def pack(
+    backend: CpuBackend, format_name: str, blocks: Any, outputs: int, inputs: int, experts: int
+) -> PackedWeight:
+    return pack_weight(
+        format_name, blocks, outputs, inputs, backend.isa.lanes, backend.arena, experts
+    )
 
 
 def record(
