@@ -1,8 +1,11 @@
-"""Everything a sequence remembers, as bytes: what two equal states must share."""
+"""Everything a sequence remembers, as digests of its bytes: what two equal states must share."""
 
+import hashlib
 from collections.abc import Sequence as Ids
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkinfer.models import Target
 from sparkinfer.state import Sequence
@@ -11,7 +14,7 @@ Bits = tuple[bytes, ...]
 
 
 def state_bits(target: Target, state: Sequence) -> Bits:
-    """Keys and values below the length, convolution and delta-rule states."""
+    """Digests of the keys and values below the length, of the convolution and delta-rule states."""
     shape = target.state_shape.kv
     kind = np.float16 if shape.item == 2 else np.float32
     planes, size = shape.layers * shape.kv_heads, shape.head_size
@@ -21,10 +24,14 @@ def state_bits(target: Target, state: Sequence) -> Bits:
     keys = keys.transpose(0, 1, 3, 2).reshape(planes, positions, size)[:, : state.length]
     values = state.kv._values[:n_bytes].view(kind).reshape(planes, positions, size)
     values = values[:, : state.length]
-    parts = [keys.tobytes(), values.tobytes()]
+    parts = [keys, values]
     if state.recurrent is not None:
-        parts += [state.recurrent.conv.tobytes(), state.recurrent.delta.tobytes()]
-    return tuple(parts)
+        parts += [state.recurrent.conv, state.recurrent.delta]
+    return tuple(digest(part) for part in parts)
+
+
+def digest(values: NDArray[Any]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).digest()
 
 
 class Oracle:
@@ -39,7 +46,7 @@ class Oracle:
         if key not in self._known:
             state, logits = self._target.new_state(), b""
             for count, token in enumerate(key, 1):
-                logits = self._target.forward(state, [token])[0].tobytes()
+                logits = digest(self._target.forward(state, [token])[0])
                 if key[:count] not in self._known:
                     self._known[key[:count]] = (state_bits(self._target, state), logits)
             self._known.setdefault(key, (state_bits(self._target, state), logits))
