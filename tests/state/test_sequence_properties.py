@@ -129,6 +129,7 @@ def test_a_sequence_has_the_bits_of_single_steps(name):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", gm.MODELS)
 def test_long_lives_of_sequences(name):
     run_machine(name, examples=400, steps=50)
