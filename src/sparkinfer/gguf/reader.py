@@ -6,6 +6,7 @@ Source of the layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -127,6 +128,18 @@ class GGUFFile:
     def blocks(self, name: str) -> U8:
         """Return the bytes of a tensor by rows, uint8 [n_rows, row_bytes], a read-only view."""
         return self.data(name).reshape(self._tensor(name).n_rows, -1)
+
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a tensor's pages; reading it again reads the file."""
+        info = self._tensor(name)
+        base = self._bytes[info.shard].base if self._bytes is not None else None
+        mapped = base.obj if isinstance(base, memoryview) else base
+        if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            page = mmap.PAGESIZE
+            first = -(-info.offset // page) * page
+            last = (info.offset + info.n_bytes) // page * page
+            if last > first:
+                mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def require_decodable(self, names: Iterable[str] | None = None) -> None:
         """Raise UnsupportedError when one of the tensors, by default any, has no decoder."""

@@ -86,13 +86,13 @@ class Weights:
         """Tensors of equal type stacked along their outputs; types that differ are expanded to float32."""
         kinds = {self.file.tensors[name].type_name for name in names}
         if self.exact or expand or len(kinds) > 1:
-            return self.packed_floats(
-                np.concatenate([np.atleast_2d(self.floats(name)) for name in names])
-            )
+            values = np.concatenate([np.atleast_2d(self.floats(name)) for name in names])
+            return self._released(self.packed_floats(values), *names)
         blocks = [self._blocks(name) for name in names]
         shapes = [(*self.file.tensors[name].shape, 1) for name in names]
         stacked = np.concatenate(blocks) if len(blocks) > 1 else blocks[0]
-        return self._pack(kinds.pop(), stacked, sum(shape[1] for shape in shapes), shapes[0][0], 1)
+        outputs = sum(shape[1] for shape in shapes)
+        return self._released(self._pack(kinds.pop(), stacked, outputs, shapes[0][0], 1), *names)
 
     def pair(self, gate: str, up: str) -> tuple[Weight, Weight]:
         """Two matrices, or stacks of experts, that read the same form of one activation.
@@ -107,12 +107,16 @@ class Weights:
         """A stack of expert matrices [inputs, outputs, experts]."""
         inputs, outputs, experts = (*self.file.tensors[name].shape, 1)[:3]
         if self.exact or expand:
-            return self._pack(
-                "F32", self.floats(name).view(np.uint8).reshape(-1, 4), outputs, inputs, experts
-            )
-        return self._pack(
-            self.file.tensors[name].type_name, self._blocks(name), outputs, inputs, experts
-        )
+            kind, blocks = "F32", self.floats(name).view(np.uint8).reshape(-1, 4)
+        else:
+            kind, blocks = self.file.tensors[name].type_name, self._blocks(name)
+        return self._released(self._pack(kind, blocks, outputs, inputs, experts), name)
+
+    def _released(self, weight: Weight, *names: str) -> Weight:
+        """`weight`, after giving back the file's pages it was made from: they need not stay in memory twice."""
+        for name in names:
+            self.file.release(name)
+        return weight
 
     def packed_floats(self, values: NDArray[np.float32]) -> Weight:
         blocks = np.ascontiguousarray(values, np.float32).view(np.uint8).reshape(-1, 4)
