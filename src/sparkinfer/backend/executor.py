@@ -20,9 +20,9 @@ Memory layout (int64 words):
 import platform
 import sys
 
-from numba import njit, types
+from numba import types
 
-from sparkinfer.backend.compiled import Kernel
+from sparkinfer.backend.compiled import Kernel, inner
 from sparkinfer.backend.simd import (
     atomic_add,
     atomic_load,
@@ -50,27 +50,27 @@ _yield = types.ExternalFunction("sched_yield", types.int32())
 
 if _FUTEX:
 
-    @njit(error_model="numpy")
+    @inner
     def _sleep(address: int, value: int) -> None:
         """Sleep until woken, unless the low 32 bits at `address` are no longer `value`."""
         _syscall(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
 
-    @njit(error_model="numpy")
+    @inner
     def _wake(address: int) -> None:
         _syscall(_FUTEX, address, _WAKE, _EVERYONE, 0, 0, 0)
 
 else:  # no futex: give the core away and look again
 
-    @njit(error_model="numpy")
+    @inner
     def _sleep(address: int, value: int) -> None:
         _yield()
 
-    @njit(error_model="numpy")
+    @inner
     def _wake(address: int) -> None:
         pass
 
 
-@njit(error_model="numpy")
+@inner
 def _claim(word: int, epoch: int, chunks: int) -> int:
     """Next chunk of the phase, -1 - (its chunks) when none is left, CLOSED when the run is over."""
     while True:
@@ -85,7 +85,7 @@ def _claim(word: int, epoch: int, chunks: int) -> int:
             return chunk if chunks > 0 else -1
 
 
-@njit(error_model="numpy")
+@inner
 def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
     spins = 0
     while atomic_load(done) < chunks and atomic_load(control + EPOCH) == epoch:
@@ -99,13 +99,13 @@ def _wait_done(done: int, chunks: int, control: int, epoch: int) -> None:
             atomic_add(control + SLEEPERS, -1)
 
 
-@njit(error_model="numpy")
+@inner
 def _job_chunks(job: int) -> int:
     factor = load_i64(job + 24)
     return load_i64(job + 16) * (load_i64(factor) if factor != 0 else 1)
 
 
-@njit(error_model="numpy")
+@inner
 def _run_chunk(phase: int, chunk: int, thread: int) -> None:
     job = load_i64(phase + 8)
     chunks = _job_chunks(job)
@@ -116,7 +116,7 @@ def _run_chunk(phase: int, chunk: int, thread: int) -> None:
     call_job(load_i64(job), load_i64(job + 8), chunk, thread)
 
 
-@njit(error_model="numpy")
+@inner
 def _run_prologue(phase: int, thread: int) -> None:
     entry = load_i64(phase + 24)
     for _ in range(load_i64(phase + 16)):
@@ -124,7 +124,7 @@ def _run_prologue(phase: int, thread: int) -> None:
         entry += _PROLOGUE_BYTES
 
 
-@njit(error_model="numpy")
+@inner
 def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) -> bool:
     chunks = 0
     job = load_i64(phase + 8)
@@ -148,7 +148,7 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
     return True
 
 
-@njit(error_model="numpy")
+@inner
 def _run_tape(control: int, tape: int, epoch: int, thread: int) -> None:
     phase, counter = load_i64(tape + 8), load_i64(tape + 16)
     for _ in range(load_i64(tape)):

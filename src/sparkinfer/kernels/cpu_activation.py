@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Activation
+from sparkinfer.backend.compiled import inner
 from sparkinfer.backend.simd import (
     largest_magnitude,
     load,
@@ -36,7 +36,7 @@ def activation_args(act: Activation, rows: int) -> tuple[int, ...]:
     )
 
 
-@njit(error_model="numpy")
+@inner
 def write_record(panel: int, block: int, row: int, group: int, y0: Any, y1: Any) -> None:
     """Quantise 32 floats into `block` of a panel of `group` rows: d = max|y| / 127, codes rounded to nearest even.
 
@@ -58,7 +58,7 @@ def write_record(panel: int, block: int, row: int, group: int, y0: Any, y1: Any)
     store_f32(record + 44 * group + 4 * row, scale * np.float32(sum0 + sum1))
 
 
-@njit(error_model="numpy")
+@inner
 def write_q8(base: int, blocks: int, rows: int, row: int, block: int, y0: Any, y1: Any) -> None:
     """Write one block of one row of an `Activation.q8` of `rows` rows and `blocks` blocks."""
     first = row & -8
@@ -66,7 +66,7 @@ def write_q8(base: int, blocks: int, rows: int, row: int, block: int, y0: Any, y
     write_record(base + first * blocks * 48, block, row - first, group, y0, y1)
 
 
-@njit(error_model="numpy")
+@inner
 def quantise_row(base: int, blocks: int, rows: int, row: int, source: int) -> None:
     """Quantise a float32 row of blocks * 32 values at `source`."""
     for block in range(blocks):
@@ -74,7 +74,7 @@ def quantise_row(base: int, blocks: int, rows: int, row: int, source: int) -> No
         write_q8(base, blocks, rows, row, block, load(y), load(y + 64))
 
 
-@njit(error_model="numpy")
+@inner
 def copy_row(target: int, source: int, width: int) -> None:
     for i in range(0, width, 16):
         store(target + 4 * i, load(source + 4 * i))

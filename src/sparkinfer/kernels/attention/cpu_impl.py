@@ -6,10 +6,9 @@ A partial result is head_size floats, the split's maximum and its sum of exponen
 import functools
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import Kernel, job
+from sparkinfer.backend.compiled import Kernel, inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     exp,
@@ -37,7 +36,7 @@ _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 _QUERIES = 4
 
 
-@njit(error_model="numpy")
+@inner
 def _softmax(scores: int, count: int, tiles: int, result: int) -> None:
     """Exponentials of `count` scores in place (zero up to 16 x tiles); writes maximum and sum at `result`."""
     top = splat(_LOW)
@@ -54,7 +53,7 @@ def _softmax(scores: int, count: int, tiles: int, result: int) -> None:
     store_f32(result + 4, sum_lanes(total))
 
 
-@njit(error_model="numpy")
+@inner
 def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: int) -> None:
     """One tile of 16 positions for n = 1..4 queries, or (n = 1, 2) a `pair` of tiles."""
     if wide:
@@ -85,7 +84,7 @@ def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: in
             score_tile(1, 1, 0, q, keys, size, out, SPLIT * 4)
 
 
-@njit(error_model="numpy")
+@inner
 def _weighted(
     n: int,
     wide: int,
@@ -117,7 +116,7 @@ def _weighted(
         value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
 
 
-@njit(error_model="numpy")
+@inner
 def _group(
     n: int,
     wide: int,
@@ -221,7 +220,7 @@ def _partial_job(wide: int) -> Kernel:
     return attention_partial
 
 
-@njit(error_model="numpy")
+@inner
 def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> None:
     """Combine `used` partial results in order; `gate` (0: none) is size floats."""
     result_bytes = (size + 16) * 4
@@ -245,7 +244,7 @@ def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> N
         store(target + d, value)
 
 
-@njit(error_model="numpy")
+@inner
 def _merge_row(args: int, row: int, thread: int) -> None:
     params, heads, size, splits = (
         load_i64(args + 48),

@@ -1,10 +1,9 @@
 """CPU form of `conv`: a chunk is a range of channels, for all rows."""
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import fma, load, load_i64, splat, store
 from sparkinfer.kernels.gated_linear.cpu_impl import silu
@@ -15,7 +14,7 @@ _CHANNELS = 512  # of a chunk
 _ZERO = np.float32(0.0)
 
 
-@njit(error_model="numpy")
+@inner
 def _shift(
     state: int, row_bytes: int, inputs: int, input_stride: int, rows: int, kept: int
 ) -> None:

@@ -1,10 +1,9 @@
 """CPU form of the routed experts: a chunk is a part of the outputs of one active expert."""
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import GROUP, CpuRecorder, Job
 from sparkinfer.backend.simd import exp, fma, load, load_f32, load_i64, splat, store, store_f32
 from sparkinfer.kernels.experts import ExpertBuffers
@@ -36,13 +35,13 @@ def _routing_args(recorder: CpuRecorder, routing: Routing) -> tuple[int, ...]:
     return routing.table.address, recorder.rows, routing.used, routing.experts
 
 
-@njit(error_model="numpy")
+@inner
 def _entry(routing: int, index: int) -> int:
     """Address of an active expert's id, number of rows and first slot."""
     return load_i64(routing) + 8 + 8 * load_i64(routing + 8) * load_i64(routing + 16) + 24 * index
 
 
-@njit(error_model="numpy")
+@inner
 def _row_of(routing: int, slot: int) -> int:
     pairs = load_i64(routing + 8) * load_i64(routing + 16)
     return load_i64(
@@ -50,7 +49,7 @@ def _row_of(routing: int, slot: int) -> int:
     )
 
 
-@njit(error_model="numpy")
+@inner
 def _expert_tiles(
     weight: int, expert: int, tile: int, tiles: int, panel: int, group_stride: int, blocks: int,
     out: int, stride: int, rows: int,
@@ -80,13 +79,13 @@ def _expert_tiles(
 # ---- hidden = silu(gate) * up
 
 
-@njit(error_model="numpy")
+@inner
 def _copy(target: int, source: int, n_bytes: int) -> None:
     for i in range(0, n_bytes, 4):
         store_f32(target + i, load_f32(source + i))
 
 
-@njit(error_model="numpy")
+@inner
 def _gather_q8(
     source: int, rows: int, row: int, target: int, count: int, index: int, blocks: int
 ) -> None:

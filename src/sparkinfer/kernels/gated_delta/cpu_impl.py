@@ -3,10 +3,9 @@
 import math
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
@@ -34,7 +33,7 @@ from sparkinfer.kernels.shapes import RecurrentShape
 _ZERO, _ONE = np.float32(0.0), np.float32(1.0)
 
 
-@njit(error_model="numpy")
+@inner
 def _unit(source: int, target: int, size: int, eps: float, factor: float) -> None:
     total = splat(_ZERO)
     for i in range(0, 4 * size, 64):
@@ -45,7 +44,7 @@ def _unit(source: int, target: int, size: int, eps: float, factor: float) -> Non
         store(target + i, load(source + i) * scale)
 
 
-@njit(error_model="numpy")
+@inner
 def _decay(alpha: float, bias: float, rate: float) -> float:
     """exp(rate * softplus(alpha + bias)), in float64 and rounded once."""
     x = np.float64(alpha + bias)
@@ -53,7 +52,7 @@ def _decay(alpha: float, bias: float, rate: float) -> float:
     return np.float32(math.exp(np.float64(rate) * soft))
 
 
-@njit(error_model="numpy")
+@inner
 def _prepare_row(args: int, row: int) -> None:
     """Unit q and k of every key head, decay and update gate of every value head."""
     key_heads, value_heads, size = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
@@ -92,7 +91,7 @@ def prepare_all_job(args: int, chunk: int, thread: int) -> None:
         _prepare_row(args, row)
 
 
-@njit(error_model="numpy")
+@inner
 def _update(
     state: int,
     target: int,

@@ -3,10 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Activation
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import exp, load, load_i64, splat, store
 from sparkinfer.kernels.cpu_activation import activation_args, write_q8
@@ -17,12 +16,12 @@ BLOCK = 32
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
-@njit(error_model="numpy")
+@inner
 def silu(x: Any) -> Any:
     return x / (splat(_ONE) + exp(splat(_ZERO) - x))
 
 
-@njit(error_model="numpy")
+@inner
 def side(
     weight: int, block: int, panel: int, group_stride: int, blocks: int, out: int, rows: int
 ) -> None:
@@ -35,7 +34,7 @@ def side(
     )  # fmt: skip
 
 
-@njit(error_model="numpy")
+@inner
 def write_gated(
     scratch: int, f32: int, stride: int, q8: int, blocks: int, rows: int, block: int
 ) -> None:

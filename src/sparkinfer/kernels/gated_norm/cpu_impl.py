@@ -1,9 +1,7 @@
 """CPU form of `gated_norm`: a prologue for few rows, else one chunk a row."""
 
-from numba import njit
-
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import load, load_f32, load_i64, store
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
@@ -11,7 +9,7 @@ from sparkinfer.kernels.gated_linear.cpu_impl import silu
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits, norm_row
 
 
-@njit(error_model="numpy")
+@inner
 def _row(args: int, row: int, thread: int) -> None:
     heads, width, eps = load_i64(args + 88), load_i64(args + 80), load_f32(args + 96)
     size = width // heads

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from numba import njit
-
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuBackend, CpuRecorder, Job
 from sparkinfer.backend.simd import call_tiles, load_i64
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
@@ -42,7 +40,7 @@ def chunks_of(weight: PackedWeight) -> int:
     return max(1, min(weight.tiles, _MAX_CHUNKS, weight.expert_bytes // _CHUNK_BYTES))
 
 
-@njit(error_model="numpy")
+@inner
 def run_tiles(
     weight: int, tile_bytes: int, panel: int, group_stride: int, blocks: int,
     out: int, stride: int, tiles: int, rows: int, full: int, rest: int, add: int, lanes: int,

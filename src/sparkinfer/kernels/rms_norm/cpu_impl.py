@@ -1,10 +1,9 @@
 """CPU form of `rms_norm`: a prologue for few rows, else a phase with one chunk a row."""
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
@@ -19,7 +18,7 @@ from sparkinfer.backend.simd import (
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 
 
-@njit(error_model="numpy")
+@inner
 def norm_row(source: int, weight: int, target: int, width: int, eps: float) -> None:
     """float32 row at `source` to `target`; both may be the same."""
     total = splat(np.float32(0.0))
@@ -31,7 +30,7 @@ def norm_row(source: int, weight: int, target: int, width: int, eps: float) -> N
         store(target + i, load(source + i) * scale * load(weight + i))
 
 
-@njit(error_model="numpy")
+@inner
 def _row(args: int, row: int, thread: int) -> None:
     width, rows = load_i64(args + 64), load_i64(args + 72)
     target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)

@@ -4,10 +4,9 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Buffer
-from sparkinfer.backend.compiled import Kernel, job
+from sparkinfer.backend.compiled import Kernel, inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
@@ -31,7 +30,7 @@ from sparkinfer.kernels.shapes import Heads
 _ONE = np.float32(1.0)
 
 
-@njit(error_model="numpy")
+@inner
 def _norm_scale(source: int, width: int, eps: float) -> float:
     total = splat(np.float32(0.0))
     for i in range(0, 4 * width, 64):
@@ -40,13 +39,13 @@ def _norm_scale(source: int, width: int, eps: float) -> float:
     return _ONE / sqrt_scalar(sum_lanes(total) / np.float32(width) + eps)
 
 
-@njit(error_model="numpy")
+@inner
 def _normed(source: int, norm: int, scale: float, i: int) -> Any:
     value = load(source + 4 * i)
     return value * splat(scale) * load(norm + 4 * i) if norm != 0 else value
 
 
-@njit(error_model="numpy")
+@inner
 def _turn_fast(
     source: int,
     norm: int,
@@ -70,7 +69,7 @@ def _turn_fast(
         store(target + 4 * i, value)
 
 
-@njit(error_model="numpy")
+@inner
 def _turn_slow(
     source: int,
     norm: int,
@@ -96,7 +95,7 @@ def _turn_slow(
         store_f32(target + 4 * i, x)
 
 
-@njit(error_model="numpy")
+@inner
 def _turn(
     source: int,
     norm: int,
@@ -114,7 +113,7 @@ def _turn(
         _turn_slow(source, norm, scale, table, size, rotated, paired, target)
 
 
-@njit(error_model="numpy")
+@inner
 def _key_row(target: int, position: int, size: int, source: int, wide: int) -> None:
     """Keys lie in tiles of 16 positions, one dimension after the other."""
     first = (position >> 4) * size * 16 + (position & 15)
@@ -125,7 +124,7 @@ def _key_row(target: int, position: int, size: int, source: int, wide: int) -> N
             store_f16(target + 2 * (first + 16 * i), load_f32(source + 4 * i))
 
 
-@njit(error_model="numpy")
+@inner
 def _value_row(target: int, position: int, size: int, source: int, wide: int) -> None:
     for i in range(0, size, 16):
         if wide:
@@ -134,7 +133,7 @@ def _value_row(target: int, position: int, size: int, source: int, wide: int) ->
             store_half(target + 2 * (position * size + i), load(source + 4 * i))
 
 
-@njit(error_model="numpy")
+@inner
 def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
     params = load_i64(args + 96)
     heads, kv_heads, size = load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)

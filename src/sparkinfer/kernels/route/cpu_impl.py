@@ -1,10 +1,9 @@
 """CPU form of `route`: one chunk, since the slots of all rows are numbered together."""
 
 import numpy as np
-from numba import njit
 
 from sparkinfer.backend.base import Buffer
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import exp, load_f32, load_i64, max_lanes, splat, store_f32, store_i64
 from sparkinfer.kernels.route import Routing
@@ -12,7 +11,7 @@ from sparkinfer.kernels.route import Routing
 _ZERO = np.float32(0.0)
 
 
-@njit(error_model="numpy")
+@inner
 def _taken(ids: int, count: int, expert: int) -> bool:
     for i in range(count):
         if load_i64(ids + 8 * i) == expert:
@@ -20,7 +19,7 @@ def _taken(ids: int, count: int, expert: int) -> bool:
     return False
 
 
-@njit(error_model="numpy")
+@inner
 def _choose(logits: int, experts: int, used: int, ids: int, weights: int) -> None:
     """Ids and softmax weights of the `used` largest logits, largest first."""
     for rank in range(used):
