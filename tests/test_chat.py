@@ -223,7 +223,7 @@ def test_a_vocabulary_without_control_tokens_needs_no_guard() -> None:
 
 @pytest.mark.parametrize("template", [None, "", " \n", 5])
 def test_no_template_names_the_way_out(template: object) -> None:
-    with pytest.raises(GGUFError, match=r"toy.gguf has no chat template .* --no-chat"):
+    with pytest.raises(GGUFError, match=r"toy.gguf has no chat template .* --raw"):
         ChatTemplate.from_gguf(FakeFile({chat.TEMPLATE_KEY: template}), TOKENIZER)
 
 

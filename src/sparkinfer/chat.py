@@ -37,7 +37,7 @@ class ChatTemplate:
         if not isinstance(template, str) or not template.strip():
             raise GGUFError(
                 f"{file.path} has no chat template ({TEMPLATE_KEY}); "
-                "use --no-chat to continue the prompt as plain text"
+                "use --raw to continue the prompt as plain text"
             )
         return cls(template, tokenizer)
 
