@@ -201,12 +201,6 @@ def load(builder: Any, address: Any) -> Any:
     return load_value(builder, address, VEC, 4)
 
 
-@_make(f32x16, _i64)
-def load_half(builder: Any, address: Any) -> Any:
-    """16 float16 at `address`, widened."""
-    return builder.fpext(load_value(builder, address, ir.VectorType(F16, LANES), 2), VEC)
-
-
 @_make(_void, _i64, f32x16)
 def store(builder: Any, address: Any, value: Any) -> None:
     """Write 16 float32 to `address`."""
@@ -326,11 +320,6 @@ def store_i32(builder: Any, address: Any, value: Any) -> None:
 @_make(_void, _i64, _f32)
 def store_f16(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, builder.fptrunc(value, F16), 2)
-
-
-@_make(_f32, _i64)
-def load_f16(builder: Any, address: Any) -> Any:
-    return builder.fpext(load_value(builder, address, F16, 2), F32)
 
 
 @_make(_void, _i64, _i64, _i64, _i64)
