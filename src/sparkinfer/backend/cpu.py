@@ -53,6 +53,7 @@ class CpuTape:
         counters = aligned(8 * executor.COUNTER_WORDS * max(1, len(phases)))
         self._keep += [rows, counters]
         self._head = self._pack((len(phases), rows.ctypes.data, counters.ctypes.data))
+        self.n_phases = len(phases)
         backend.keep.append(
             self._keep
         )  # a late thread may still read a tape nobody replays any more
