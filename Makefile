@@ -30,10 +30,10 @@ test: $(READY)
 check: format lint types tests
 
 format: $(READY)
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff format --check src tests benchmarks fuzz
 
 lint: $(READY)
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check src tests benchmarks fuzz
 
 types: $(READY)
 	$(BIN)/mypy

@@ -1,8 +1,8 @@
 """Speed of the packed dot products alone, one format at a time, warm and cold.
 
-warm: one matrix that stays in cache, one thread, GMAC/s. cold: copies of it, 64 MB per thread, all threads at once, GB/s
-of weights; "read" is the rate of a plain read of the same memory by the same threads. Times are the best of several
-passes; compare figures of one run only.
+warm: one matrix that stays in cache, one thread, GMAC/s. cold: copies of it, 64 MB per thread, all threads at once,
+GB/s of weights; "read" is the rate of a plain read of the same memory by the same threads. Times are the best of
+several passes; compare figures of one run only.
 
     python benchmarks/tiles.py --formats Q4_1 Q8_0 Q4_K Q6_K --rows 1 2 4 6 8
 """
@@ -63,7 +63,9 @@ def together(run: Callable[[int], None], threads: int) -> Callable[[], None]:
     return start
 
 
-def measure(weight: PackedWeight, copies: np.ndarray, rows: int, isa: Isa, threads: int) -> tuple[float, float]:
+def measure(
+    weight: PackedWeight, copies: np.ndarray, rows: int, isa: Isa, threads: int
+) -> tuple[float, float]:
     """Seconds of one pass over a cached matrix, and of all threads over all their copies."""
     kernel = tile_kernel(weight.format_name, rows, isa.name, isa.lanes).native(7)
     panel = np.ones(weight.blocks * 12 * rows + 16, np.float32)  # scales of 1: no denormal products
@@ -83,7 +85,9 @@ def measure(weight: PackedWeight, copies: np.ndarray, rows: int, isa: Isa, threa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--formats", nargs="+", default=["Q4_1", "Q8_0", "Q4_K", "Q6_K"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6, 8])
     parser.add_argument("--shape", nargs=2, type=int, default=[1024, 768], metavar=("OUT", "IN"))

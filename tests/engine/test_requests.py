@@ -1,7 +1,5 @@
 """What a request refuses, and how it says so."""
 
-import time
-
 import pytest
 from toy_model import BOS, ToyTarget, ToyTokenizer, hashed_logits
 
@@ -46,10 +44,8 @@ def engine(context=64):
 )
 def test_a_bad_option_is_refused_at_once_with_one_line(options, words):
     tested = engine()
-    started = time.perf_counter()
     with pytest.raises(RequestError) as caught:
         tested.stream(PROMPT, **options)
-    assert time.perf_counter() - started < 0.05
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert tested.target.computed == 0
 

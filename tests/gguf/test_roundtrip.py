@@ -1,6 +1,5 @@
 """What `write_gguf` writes, both our reader and the PyPI reader read; what the writer refuses."""
 
-import time
 from pathlib import Path
 
 import gguf
@@ -171,8 +170,8 @@ def test_decoders(tmp_path: Path) -> None:
         file.data("none")
 
 
-def test_a_vocabulary_of_152k_tokens_opens_at_once(tmp_path: Path) -> None:
-    """In 0.3 s of processor time; wall time depends on what else the machine does."""
+def test_a_vocabulary_of_152k_tokens_opens(tmp_path: Path) -> None:
+    """How fast is for benchmarks/open_vocabulary.py."""
     path = tmp_path / "m.gguf"
     metadata = {
         "tokenizer.ggml.tokens": [f"token{i}" for i in range(151_936)],
@@ -180,10 +179,6 @@ def test_a_vocabulary_of_152k_tokens_opens_at_once(tmp_path: Path) -> None:
         "tokenizer.ggml.token_type": Typed([1] * 151_936, "int32"),
     }
     write_gguf(path, metadata)
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        file = open_gguf(path)
-        seconds.append(time.process_time() - start)
-    assert file.metadata["tokenizer.ggml.merges"] == metadata["tokenizer.ggml.merges"]
-    assert min(seconds) < 0.3, seconds
+    file = open_gguf(path)
+    for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        assert file.metadata[key] == metadata[key]

@@ -15,7 +15,7 @@ from sparkinfer.kernels.experts.reference import experts as reference
 from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
 from sparkinfer.kernels.linear.reference import linear as linear_reference
 from sparkinfer.kernels.linear.reference import quantised_rows
-from sparkinfer.kernels.route import Routing, route
+from sparkinfer.kernels.route import Routing, route, routing_words
 from sparkinfer.kernels.route.reference import route as route_reference
 
 
@@ -24,7 +24,7 @@ def routing_of(bench, rows, experts, used):
     words = 1 + 2 * slots + 3 * min(experts, slots)
     table = bench.filled(np.full((1, words), -7, np.int64))
     routing = Routing(table, bench.blank(rows, used), experts, used)
-    assert routing.words(rows) == words
+    assert routing_words(rows, used, experts) == words
     return routing
 
 

@@ -17,14 +17,12 @@ from sparkinfer.backend.simd import (
     sum_rounded,
 )
 
-ACTIVATION_WORDS = 5
 _TOP = np.float32(127.0)
 _ZERO = np.float32(0.0)
 _LEAST = np.float32(1e-36)  # 127 over less than this is infinite
-_ONE = np.float32(1.0)
 
 
-def activation_args(act: Activation, rows: int) -> tuple[int, ...]:
+def activation_args(act: Activation) -> tuple[int, ...]:
     """Five int64 arguments: f32 address, its thread stride, its row stride, q8 address, its thread stride."""
     q8 = act.q8
     return (

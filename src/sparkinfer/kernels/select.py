@@ -1,4 +1,4 @@
-"""Which implementation of an op a recorder gets, and why. A missing one is an error that lists what there is."""
+"""Which implementation of an op a backend gets. A missing one is an error that lists what there is."""
 
 import importlib
 from collections.abc import Callable

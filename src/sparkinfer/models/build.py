@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkinfer.kernels.shapes import Heads
-from sparkinfer.models.config import ModelConfig
+from sparkinfer.kernels.shapes import Heads, RecurrentShape
+from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.layers import Attention, FeedForward
 from sparkinfer.models.weights import Shape, Weights
 
@@ -20,6 +20,21 @@ class Architecture:
     expected: Callable[[ModelConfig, int], dict[str, Shape]]
     build: Callable[[Weights, ModelConfig, int], tuple[Any, Any]]
     interleaved: bool = False
+
+
+def recurrent_shape(config: ModelConfig) -> RecurrentShape:
+    """Shape of the state of a model that has recurrent layers."""
+    gdn = config.gdn
+    assert gdn is not None
+    return RecurrentShape(
+        layers=sum(config.recurrent),
+        channels=gdn.channels,
+        taps=gdn.taps,
+        key_heads=gdn.key_heads,
+        value_heads=gdn.value_heads,
+        head_size=gdn.head_size,
+        window=MAX_WIDTH,
+    )
 
 
 def attention_shapes(

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from sparkinfer.errors import ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile
 
+MAX_WIDTH = 16  # rows of the widest verify window
+
 
 @dataclass(frozen=True)
 class GdnConfig:

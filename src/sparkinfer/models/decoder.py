@@ -16,7 +16,7 @@ from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks as attention_chunks
 from sparkinfer.kernels.linear import linear
 from sparkinfer.models.commit import commit_tape
-from sparkinfer.models.config import ModelConfig
+from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.layers import Run
 from sparkinfer.models.workspace import Workspace
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
@@ -26,7 +26,6 @@ Rows = Literal["last", "all", "none"]
 Logits = NDArray[np.float32]
 Progress = Callable[[int, int], None]
 LoadProgress = Callable[[str, int, int], None]
-MAX_WIDTH = 16
 CHUNK = 64  # rows of a prefill chunk
 
 
@@ -208,7 +207,7 @@ class Target:
                 run.copy_stream(self._tap(index))
         if rows != "none":
             if rows == "last":
-                run = replace(run, recorder=run.recorder, x=_row(self._x, width - 1))
+                run = replace(run, x=_row(self._x, width - 1))
                 run.recorder.rows = 1
             linear(
                 run.recorder,

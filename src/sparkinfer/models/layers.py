@@ -16,7 +16,7 @@ from sparkinfer.kernels.gated_norm import gated_norm
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.rope import rope
-from sparkinfer.kernels.route import Routing, route
+from sparkinfer.kernels.route import Routing, route, routing_words
 from sparkinfer.kernels.shapes import Heads, RecurrentShape
 from sparkinfer.models.workspace import Workspace
 
@@ -189,8 +189,7 @@ class MixtureOfExperts:
 
     def _buffers(self, space: Workspace) -> tuple[Routing, ExpertBuffers]:
         """The routing table belongs to this layer alone: its count of experts must outlast the phases that use it."""
-        slots = space.rows * self.used
-        words = 1 + 2 * slots + 3 * min(self.experts, slots)
+        words = routing_words(space.rows, self.used, self.experts)
         routing = Routing(
             table=space.single(f"routing {id(self)}", words, np.int64),
             weights=space.buffer("routing weights", self.used),

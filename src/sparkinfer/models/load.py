@@ -14,11 +14,10 @@ from sparkinfer.backend.isa import choose_isa
 from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles, factors
-from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.machine import available_memory
-from sparkinfer.models.build import Architecture
-from sparkinfer.models.config import ModelConfig, read_config
-from sparkinfer.models.decoder import CHUNK, MAX_WIDTH, Network, Target
+from sparkinfer.models.build import Architecture, recurrent_shape
+from sparkinfer.models.config import MAX_WIDTH, ModelConfig, read_config
+from sparkinfer.models.decoder import CHUNK, Network, Target
 from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
@@ -34,9 +33,7 @@ ARCHITECTURES = Registry(
         "qwen35moe": "sparkinfer.models.qwen35:ARCHITECTURE",
     },
 )
-_DEFAULT_CONTEXT = (
-    8192  # most tokens a sequence gets when nobody asks; more costs only address space until used
-)
+_DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks
 _ROPE_DIVISORS = "rope_freqs.weight"
 
 
@@ -72,8 +69,8 @@ def load_target(
     _refuse_unused(file, expected, config)
     exact = options.text("activations") == "f32"
     shape = _state_shape(config, exact)
-    size = _context(config, options.integer("context"), shape)
-    _check_memory(file, config, shape, size, exact)
+    size = _context(config, options.integer("context"))
+    _check_memory(file, shape, size, exact)
     set_cache_root(options.path("cache_dir"))
     n_threads = options.integer("threads")
     assert n_threads is not None
@@ -157,26 +154,12 @@ def _divisors(weights: Weights, config: ModelConfig) -> NDArray[np.float32] | No
 
 
 def _state_shape(config: ModelConfig, exact: bool) -> StateShape:
-    recurrent = sum(config.recurrent)
-    kv = KvShape(config.n_layers - recurrent, config.kv_heads, config.head_size, 4 if exact else 2)
-    gdn = config.gdn
-    if gdn is None or not recurrent:
-        return StateShape(kv, None)
-    return StateShape(
-        kv,
-        RecurrentShape(
-            recurrent,
-            gdn.channels,
-            gdn.taps,
-            gdn.key_heads,
-            gdn.value_heads,
-            gdn.head_size,
-            MAX_WIDTH,
-        ),
-    )
+    n_attention = config.recurrent.count(False)
+    kv = KvShape(n_attention, config.kv_heads, config.head_size, 4 if exact else 2)
+    return StateShape(kv, recurrent_shape(config) if any(config.recurrent) else None)
 
 
-def _context(config: ModelConfig, wanted: int | None, shape: StateShape) -> int:
+def _context(config: ModelConfig, wanted: int | None) -> int:
     if wanted is None:
         return min(config.context_length, _DEFAULT_CONTEXT)
     if wanted > config.context_length:
@@ -186,9 +169,7 @@ def _context(config: ModelConfig, wanted: int | None, shape: StateShape) -> int:
     return wanted
 
 
-def _check_memory(
-    file: GGUFFile, config: ModelConfig, shape: StateShape, context: int, exact: bool
-) -> None:
+def _check_memory(file: GGUFFile, shape: StateShape, context: int, exact: bool) -> None:
     """Refuse before loading what cannot fit."""
     weights = sum(info.n_values * 4 if exact else info.n_bytes for info in file.tensors.values())
     needed = int(weights * 1.1) + shape.n_bytes(context)

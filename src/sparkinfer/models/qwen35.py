@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from sparkinfer.errors import UnsupportedError
-from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.models.build import (
     Architecture,
     attention_shapes,
     build_attention,
     build_feed_forward,
     feed_forward_shapes,
+    recurrent_shape,
 )
 from sparkinfer.models.config import GdnConfig, ModelConfig, MoeConfig
 from sparkinfer.models.layers import Attention, FeedForward, GatedDeltaNet, MixtureOfExperts
@@ -72,10 +72,9 @@ def _build_gdn(weights: Weights, config: ModelConfig, prefix: str, place: int) -
     assert gdn is not None
     if gdn.head_size % 16 or gdn.channels % 16:
         raise UnsupportedError(f"ssm.state_size is {gdn.head_size}, expected a multiple of 16")
-    shape = recurrent_shape(config)
     conv = np.ascontiguousarray(weights.floats(f"{prefix}ssm_conv1d.weight").T)
     return GatedDeltaNet(
-        shape=shape,
+        shape=recurrent_shape(config),
         layer=place,
         norm=weights.vector(f"{prefix}attn_norm.weight"),
         qkv=weights.matrix(f"{prefix}attn_qkv.weight"),
@@ -87,23 +86,6 @@ def _build_gdn(weights: Weights, config: ModelConfig, prefix: str, place: int) -
         time_bias=weights.vector(f"{prefix}ssm_dt.bias"),
         head_norm=weights.vector(f"{prefix}ssm_norm.weight"),
         output=weights.matrix(f"{prefix}ssm_out.weight"),
-    )
-
-
-def recurrent_shape(config: ModelConfig) -> RecurrentShape:
-    """Shape of the recurrent layers' state."""
-    from sparkinfer.models.decoder import MAX_WIDTH
-
-    gdn = config.gdn
-    assert gdn is not None
-    return RecurrentShape(
-        sum(config.recurrent),
-        gdn.channels,
-        gdn.taps,
-        gdn.key_heads,
-        gdn.value_heads,
-        gdn.head_size,
-        MAX_WIDTH,
     )
 
 

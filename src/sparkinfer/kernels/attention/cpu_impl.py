@@ -299,7 +299,7 @@ def record(
     kernel = _partial_job(int(recorder.owner.wide_cache))
     recorder.phase([Job(kernel, args, 1, params.address + ATTENTION_CHUNKS)])
     merge = (
-        *activation_args(out, rows), partial, params.address, shape.heads, size, splits, rows,
+        *activation_args(out), partial, params.address, shape.heads, size, splits, rows,
         gate.address if gate else 0, gate.stride if gate else 0,
     )  # fmt: skip
     if out.private:

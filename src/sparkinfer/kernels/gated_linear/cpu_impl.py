@@ -85,7 +85,7 @@ def record(
     total = gate.outputs // BLOCK
     chunks = min(total, 2 * chunks_of(gate))
     args = (
-        *activation_args(out, rows),
+        *activation_args(out),
         panel, thread_stride, group_stride, gate.blocks, scratch_for(recorder, rows), total, chunks, rows,
         *weight_args(gate, rows, isa), *weight_args(up, rows, isa),
     )  # fmt: skip

@@ -49,7 +49,7 @@ def record(
     rows = recorder.rows
     width = heads * weight.width
     args = (
-        *activation_args(out, rows), x.address, x.stride, gate.address, gate.stride, weight.address, width, heads,
+        *activation_args(out), x.address, x.stride, gate.address, gate.stride, weight.address, width, heads,
         float_bits(eps), rows,
     )  # fmt: skip
     if out.private:

@@ -69,7 +69,7 @@ def record(
     assert x.width % 16 == 0 and (out.q8 is None or x.width % 32 == 0), x.width
     rows = recorder.rows
     args = (
-        *activation_args(out, rows),
+        *activation_args(out),
         x.address,
         x.stride,
         weight.address,

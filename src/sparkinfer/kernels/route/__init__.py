@@ -19,9 +19,10 @@ class Routing:
     experts: int
     used: int
 
-    def words(self, rows: int) -> int:
-        """int64 words of the table."""
-        return 1 + 2 * rows * self.used + 3 * min(self.experts, rows * self.used)
+
+def routing_words(rows: int, used: int, experts: int) -> int:
+    """int64 words of a routing table."""
+    return 1 + 2 * rows * used + 3 * min(experts, rows * used)
 
 
 def route(recorder: Recorder, logits: Buffer, routing: Routing) -> None:

@@ -6,7 +6,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.compiled import inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import exp, load_f32, load_i64, max_lanes, splat, store_f32, store_i64
-from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.route import Routing, routing_words
 
 _ZERO = np.float32(0.0)
 
@@ -69,7 +69,7 @@ def route_job(args: int, chunk: int, thread: int) -> None:
 
 def record(recorder: CpuRecorder, logits: Buffer, routing: Routing) -> None:
     rows = recorder.rows
-    assert routing.table.width >= routing.words(rows), routing
+    assert routing.table.width >= routing_words(rows, routing.used, routing.experts), routing
     ids = recorder.owner.shared_scratch("route ids", 8 * rows * routing.used)
     args = (
         logits.address, logits.stride, rows, routing.experts, routing.used, routing.table.address,
