@@ -116,15 +116,27 @@ class Target:
         return last
 
     def set_taps(self, layers: Ids[int]) -> None:
-        """Keep the residual stream after these layers in every later forward; read it with `tapped`."""
+        """Keep the residual stream after these layers (in this order) in every later forward; read it with `tapped`."""
         bad = [layer for layer in layers if not 0 <= layer < self.config.n_layers]
         if bad:
             raise RequestError(f"tap layers {bad} are outside 0 .. {self.config.n_layers - 1}")
         self.taps = tuple(layers)
 
-    def tapped(self, rows: int) -> list[NDArray[np.float32]]:
-        """float32 [rows, n_embd] per tap: the residual stream of the last forward's (last chunk's) first rows."""
-        return [self._tap(layer).array[:rows] for layer in self.taps]
+    def tapped(self, rows: int) -> NDArray[np.float32]:
+        """float32 [rows, taps x n_embd]: the residual stream after each tapped layer, side by side, of the last
+        forward's (last chunk's) first rows. A view that the next forward overwrites.
+        """
+        if not self.taps:
+            return np.empty((rows, 0), np.float32)
+        features: NDArray[np.float32] = self._features().array[:rows]
+        return features
+
+    def embed(self, tokens: Ids[int]) -> NDArray[np.float32]:
+        """Rows of the embedding table, float32 [n, n_embd]."""
+        block = QUANT_FORMATS[self._embedding].block_bytes
+        rows = self.file.blocks("token_embd.weight")[np.asarray(tokens)]
+        values = dequantize(self._embedding, rows.reshape(-1, block))
+        return np.asarray(values, np.float32).reshape(len(tokens), -1)
 
     def warm_up(self, widths: Ids[int], progress: LoadProgress | None = None) -> None:
         """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
@@ -154,18 +166,12 @@ class Target:
     def _run(self, state: Sequence, tokens: Ids[int], rows: Rows, *, advance: bool) -> Logits:
         width = len(tokens)
         tape = self._tape(width, rows)
-        self._x.array[:width] = self._embed(tokens)
+        self._x.array[:width] = self.embed(tokens)
         self._set_params(state, width, advance)
         tape.replay()
         count = {"last": 1, "all": width, "none": 0}[rows]
         logits: Logits = self._logits().array[:count, : self.config.n_vocab]
         return logits
-
-    def _embed(self, tokens: Ids[int]) -> NDArray[np.float32]:
-        block = QUANT_FORMATS[self._embedding].block_bytes
-        rows = self.file.blocks("token_embd.weight")[np.asarray(tokens)]
-        values = dequantize(self._embedding, rows.reshape(-1, block))
-        return np.asarray(values, np.float32).reshape(len(tokens), -1)
 
     def _set_params(self, state: Sequence, width: int, advance: bool) -> None:
         p = self._params.array[0]
@@ -185,8 +191,8 @@ class Target:
     def _logits(self) -> Buffer:
         return self._workspace.buffer("logits", self.network.head.padded_outputs)
 
-    def _tap(self, layer: int) -> Buffer:
-        return self._workspace.buffer(f"tap {layer}", self.config.n_embd)
+    def _features(self) -> Buffer:
+        return self._workspace.buffer("features", len(self.taps) * self.config.n_embd)
 
     def _tape(self, width: int, rows: Rows) -> Tape:
         key = (width, rows, self.taps)
@@ -203,8 +209,9 @@ class Target:
         for index, (mixer, feed_forward) in enumerate(network.blocks):
             mixer.record(run)
             feed_forward.record(run)
-            if index in self.taps:
-                run.copy_stream(self._tap(index))
+            for place, layer in enumerate(self.taps):
+                if layer == index:
+                    run.copy_stream(_columns(self._features(), place, self.config.n_embd))
         if rows != "none":
             if rows == "last":
                 run = replace(run, x=_row(self._x, width - 1))
@@ -238,4 +245,15 @@ def _row(buffer: Buffer, row: int) -> Buffer:
         array=buffer.array[row : row + 1],
         address=buffer.address + row * buffer.stride,
         rows=1,
+    )
+
+
+def _columns(buffer: Buffer, place: int, width: int) -> Buffer:
+    """The columns `place` x `width` .. of a shared buffer as a buffer."""
+    first = place * width
+    return replace(
+        buffer,
+        array=buffer.array[:, first : first + width],
+        address=buffer.address + 4 * first,
+        width=width,
     )

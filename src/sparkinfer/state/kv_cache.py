@@ -27,7 +27,15 @@ class KvCache:
 
     def __init__(self, shape: KvShape, context: int) -> None:
         self.plane_bytes = shape.plane_bytes(context)
+        self._shape = shape
         size = max(64, shape.layers * shape.kv_heads * self.plane_bytes)
         self._keys, self._values = aligned(size), aligned(size)
         self.keys = int(self._keys.ctypes.data)
         self.values = int(self._values.ctypes.data)
+
+    def clear(self, positions: int) -> None:
+        """Write zeros to the first positions of every plane."""
+        used = self._shape.plane_bytes(positions)
+        for array in (self._keys, self._values):
+            planes = array[: array.size // self.plane_bytes * self.plane_bytes]
+            planes.reshape(-1, self.plane_bytes)[:, :used] = 0

@@ -151,6 +151,13 @@ class Sequence:
         if wanted > self._length:
             self._advance(self, tokens[self._length :])
 
+    def assume(self, count: int) -> None:
+        """Pretend to hold `count` tokens, over a cache of zeros: what a measurement of time needs, never a result."""
+        self.rewind(self._length)
+        self.kv.clear(count)
+        self._overwrite([0] * count)
+        self._length = count
+
     def snapshot(self) -> Snapshot:
         """A copy to `restore` later. The cache is shared, so it lasts until one of its rows is overwritten."""
         self._mend()

@@ -1,0 +1,57 @@
+"""What the loop needs of a draft: context rows made of the target's features, and proposals for the next slots."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Features = NDArray[np.float32]  # [rows, taps x n_embd]: the target's residual stream after each tapped layer, side by side
+Logits = NDArray[np.float32]
+
+
+class Proposals(Protocol):
+    """What a draft says about the `depth` slots after an anchor; slot 0 is the first token after it.
+
+    `previous` is the token chosen for the slot before (the anchor for slot 0): a head that chains its slots reads it.
+    """
+
+    depth: int
+
+    def best(self, slot: int, previous: int) -> int:
+        """The likeliest token of a slot, an id of the target."""
+
+    def row(self, slot: int, previous: int) -> Logits:
+        """Finite logits over the target's ids, float32 [n_vocab]; ids the draft cannot propose are very low."""
+
+
+class Draft(Protocol):
+    """A draft with the context of one sequence. Rows may be missing at the front: they are masked, never guessed."""
+
+    name: str
+    taps: tuple[int, ...]  # target layers after which it reads the residual stream
+    max_depth: int  # most slots of a block
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """Everything that was resolved at load, for records."""
+
+    @property
+    def length(self) -> int:
+        """Tokens that its context covers; the next anchor stands at this position."""
+
+    @property
+    def gap(self) -> int:
+        """How many of them have no row, because the target computed them without the draft."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Continue after these tokens, which the target's state holds; keeps the rows that belong to them."""
+
+    def extend(self, tokens: Sequence[int], features: Features) -> None:
+        """Append context rows for tokens the target has computed, at most 64 at a time."""
+
+    def propose(self, anchor: int, depth: int) -> Proposals:
+        """Fill `depth` slots (1 .. max_depth) after `anchor`, the token at position `length`. Valid until the next call."""
+
+    def assume(self, length: int) -> None:
+        """Pretend to hold `length` rows, of zeros: what a measurement of time needs."""
