@@ -141,6 +141,8 @@ class ToyTarget:
         self.recurrent = recurrent
         self.chunk = chunk
         self.computed = 0  # rows, prompt included
+        self.max_width = 16
+        self.taps: tuple[int, ...] = ()
         self.states: list[ToySequence] = []
         self.before_forward: Callable[[], None] = lambda: None
         self.closed = False
@@ -165,6 +167,8 @@ class ToyTarget:
             state.pending = list(tokens)
         else:
             state.tokens, state.pending = whole, []
+        if rows == "none":
+            return np.empty((0, 0), np.float32)
         first = len(whole) if rows == "last" else len(whole) - len(tokens) + 1
         return np.stack([self.logits(whole[:end]) for end in range(first, len(whole) + 1)])
 
@@ -177,6 +181,13 @@ class ToyTarget:
             if progress:
                 progress(min(start + self.chunk, len(tokens)), len(tokens))
         return row
+
+    def set_taps(self, layers: Sequence[int]) -> None:
+        self.taps = tuple(layers)
+
+    def tapped(self, rows: int) -> np.ndarray:
+        """One feature a row: the number of rows computed so far."""
+        return np.full((rows, len(self.taps)), self.computed, np.float32)
 
     def close(self) -> None:
         self.closed = True
@@ -241,6 +252,9 @@ class WindowDecoder:
         self.history.pop(self.made - count)
         if self.window:
             self.state.commit(count)
+
+    def report(self) -> None:
+        return None
 
     def _choose(self, row: Any) -> Choice:
         choice = self.sampler.choose(row, self.history)

@@ -45,6 +45,7 @@ class TargetLike(Protocol):
         self, state: Any, tokens: Sequence[int], progress: Progress | None = None
     ) -> NDArray[np.float32]: ...
     def forward(self, state: Any, tokens: Sequence[int]) -> NDArray[np.float32]: ...
+    def set_taps(self, layers: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,38 @@ class StepResult:
     drafted: int = 0
     accepted: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """What speculation did for one request, and why.
+
+    `steps`, `drafted` and `accepted` count the steps that drafted; `slots` tells for each slot after the anchor how often it
+    was judged and how often kept; `widths` counts all steps by the rows asked for (1: a plain one). `refusals` counts verify
+    paths that declined, as "path: reason". `gap_rows` tokens of the context are unknown to the draft. `expected` is the speed-up
+    over plain decoding the planner expected at the start; `gain` what came out against the measured cost of one row, None before the
+    first decode step. `planner` holds the planner's own numbers, ready for JSON.
+    """
+
+    draft: str
+    policy: str
+    accept: str
+    steps: int
+    drafted: int
+    accepted: int
+    slots: tuple[tuple[int, int], ...]
+    widths: Mapping[int, int]
+    refusals: Mapping[str, int]
+    gap_rows: int
+    why: str
+    expected: float
+    gain: float | None
+    planner: Mapping[str, Any]
+
+    @property
+    def tau(self) -> float:
+        """Mean acceptance length: tokens a drafting step yields, 1.0 before the first one."""
+        return 1.0 + (self.accepted / self.steps if self.steps else 0.0)
 
 
 class Decoder(Protocol):
@@ -97,6 +130,9 @@ class Decoder(Protocol):
         verified but not committed has left them as they were.
         """
 
+    def report(self) -> SpeculationReport | None:
+        """What speculation did since `begin`; None from a decoder that never drafts."""
+
 
 class AutoregressiveDecoder:
     """One row, one token a step."""
@@ -120,6 +156,7 @@ class AutoregressiveDecoder:
         progress: Progress | None = None,
     ) -> None:
         """Prefill the rest of the prompt; its last row gives the first token."""
+        self._target.set_taps(())
         self._state, self._sampler, self._history = state, sampler, history
         self._first = self._target.prefill(state, tokens, progress)
 
@@ -148,3 +185,6 @@ class AutoregressiveDecoder:
     def commit(self, count: int) -> None:
         """A step has one token, and the row it came from is part of the state already."""
         assert count == 1, count
+
+    def report(self) -> None:
+        """Nothing: no step drafts."""

@@ -101,6 +101,53 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "vnni512", "avx2", "portable"),
     ),
     Option(
+        "draft",
+        Path,
+        None,
+        ("-md", "--model-draft", "--draft"),
+        "Draft model for speculative decoding: a GGUF file or a folder with config.json and safetensors.",
+        shown="none",
+    ),
+    Option(
+        "spec",
+        str,
+        "auto",
+        ("--spec",),
+        "Speculation with the draft: auto also takes plain steps where they are faster, on drafts every step, off never.",
+        choices=("auto", "on", "off"),
+    ),
+    Option(
+        "dflash_proposals",
+        int,
+        0,
+        ("--draft-max",),
+        "Tokens drafted in every step; 0 leaves the number to the planner.",
+        bounds=(0, 15),
+    ),
+    Option(
+        "dflash_rows",
+        bool,
+        True,
+        ("--dflash-rows/--no-dflash-rows",),
+        "Verify wide windows in one row-batched pass; off verifies them one row at a time.",
+    ),
+    Option(
+        "dflash_compact_verify",
+        int,
+        2,
+        ("--dflash-compact-verify",),
+        "The path for windows of at most 4 rows: 0 off, 1 the only one (so no wider windows), 2 where it is the fastest.",
+        bounds=(0, 2),
+    ),
+    Option(
+        "dflash_accept",
+        str,
+        "match",
+        ("--dflash-accept",),
+        "Acceptance with a temperature: match gives plain decoding's tokens for the same seed, rejection the same distribution.",
+        choices=("match", "rejection"),
+    ),
+    Option(
         "cache_dir",
         Path,
         _cache_dir,
@@ -172,8 +219,13 @@ class Options:
         return value
 
     def path(self, name: str) -> Path:
+        value = self.optional_path(name)
+        assert value is not None
+        return value
+
+    def optional_path(self, name: str) -> Path | None:
         value = self._settings[name].value
-        assert isinstance(value, Path)
+        assert value is None or isinstance(value, Path)
         return value
 
     def block(self) -> dict[str, dict[str, int | str | bool | None]]:

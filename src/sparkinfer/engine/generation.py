@@ -175,6 +175,7 @@ class Generation(Iterator[Delta]):
             timings=self._clock.timings(dict(self._parts)),
             paths=self._paths,
             seed=self._sampler.seed,
+            speculation=self._decoder.report() if self._begun else None,
         )
         if self._on_finish is not None:
             self._on_finish(self._result)

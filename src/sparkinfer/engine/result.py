@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sparkinfer.decoding import StepResult
+from sparkinfer.decoding import SpeculationReport, StepResult
 from sparkinfer.sampling import TokenLogprob
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
@@ -103,7 +103,7 @@ class Result:
     `tokens` ends with the token that completed the stop, so `text` is the decoded tokens cut
     before a stop string and without a stop id; `logprobs` match `tokens` one to one, or are empty
     when none were asked for. `seed` is the one that was used. `paths` counts steps by path,
-    "path" or "path/mode".
+    "path" or "path/mode". `speculation` is None for plain decoding.
     """
 
     text: str
@@ -115,6 +115,7 @@ class Result:
     timings: Timings
     paths: Mapping[str, PathCount]
     seed: int
+    speculation: SpeculationReport | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, derived rates included."""
@@ -122,4 +123,6 @@ class Result:
         values["usage"]["total_tokens"] = self.usage.total_tokens
         for name in ("prefill_tok_s", "decode_tok_s", "tpot_s"):
             values["timings"][name] = getattr(self.timings, name)
+        if self.speculation is not None:
+            values["speculation"]["tau"] = self.speculation.tau
         return values

@@ -50,7 +50,8 @@ class Sampler:
         if unknown:
             last = n_vocab - 1
             raise RequestError(f"logit_bias has token id {unknown[0]}; ids go from 0 to {last}")
-        banned = sorted(token for token in set(stop_ids) if 0 <= token < n_vocab)
+        self.stop_ids = frozenset(stop_ids)
+        banned = sorted(token for token in self.stop_ids if 0 <= token < n_vocab)
         if params.min_tokens and len(banned) >= n_vocab:
             raise RequestError("min_tokens would ban every token: all ids are stop ids")
         self.params = params
@@ -76,6 +77,10 @@ class Sampler:
         """The exact distribution `choose` draws from; one id with probability 1 when greedy."""
         valid, _ = self._checked(row, history)
         return distribution(adjust(valid, history, self.params, self._bans(history)), self.params)
+
+    def logprob(self, row: Logits, token: int) -> TokenLogprob | None:
+        """The log-probabilities that go with a token chosen elsewhere; None unless the request asked for them."""
+        return self._logprob(row[: self.n_vocab], token)
 
     def _checked(self, row: Logits, history: TokenHistory) -> tuple[Logits, int]:
         """The row without padding, and the id of its largest logit.

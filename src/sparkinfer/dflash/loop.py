@@ -1,0 +1,274 @@
+"""The speculative step: choose a width, draft, verify, accept, commit."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.decoding import (
+    AR_PATH,
+    PREFILL_PATH,
+    Progress,
+    SequenceLike,
+    SpeculationReport,
+    StepResult,
+    TargetLike,
+)
+from sparkinfer.dflash.accept import RULES
+from sparkinfer.dflash.base import Draft
+from sparkinfer.dflash.planner import Observed, Policy
+from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
+from sparkinfer.sampling import Choice, Sampler, TokenHistory
+
+_KEPT_ROWS = 64  # features of plain steps that wait for the next draft
+
+
+class SpeculationTarget(TargetLike, VerifyTarget, Protocol):
+    """What the loop needs of a target (`sparkinfer.models.Target`)."""
+
+
+@dataclass
+class _Counts:
+    """What happened since the request began."""
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    reached: Counter[int] = field(default_factory=Counter)  # by slot
+    hit: Counter[int] = field(default_factory=Counter)
+    widths: Counter[int] = field(default_factory=Counter)
+    plain_seconds: float = 0.0  # what the kept tokens would have cost one at a time
+    seconds: float = 0.0
+    gap: int = 0
+
+    def add(self, drafted: int, judged: int, accepted: int) -> None:
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.reached.update(range(judged))
+        self.hit.update(range(accepted))
+
+
+@dataclass
+class _Step:
+    """A step between `step` and `commit`."""
+
+    choices: list[Choice]
+    width: int = 0  # rows asked for; 0: the prompt's last row
+    path: str = PREFILL_PATH
+    length: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    verify: VerifyPath | None = None
+    window: Sequence[int] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    judged: int = 0
+
+
+class DFlashDecoder:
+    """Returns the tokens of plain decoding, several a step where the draft is right.
+
+    With the rule `rejection` and a temperature the tokens follow the same distribution instead. Between steps the draft's
+    context holds every committed token but those whose features still wait in `_features`.
+    """
+
+    name = "dflash"
+
+    def __init__(
+        self,
+        target: SpeculationTarget,
+        draft: Draft,
+        policy: Policy,
+        paths: Paths,
+        *,
+        rule: str = "match",
+    ) -> None:
+        self.target, self.draft, self.policy, self.paths = target, draft, policy, paths
+        self.rule = rule
+        self._judge = RULES[rule]
+        self._mode = str(target.plan.get("mode", ""))
+        self._state: SequenceLike
+        self._sampler: Sampler
+        self._history: TokenHistory
+        self._first: NDArray[np.float32] | None = None
+        self._current = _Step([])
+        self._counts = _Counts()
+        self._why = ""
+        self._expected = 1.0
+        self._tokens: list[int] = []  # whose features wait, in the first rows of `_features`
+        self._features: NDArray[np.float32] | None = None
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """What was resolved, for records."""
+        return {"draft": dict(self.draft.plan), "policy": self.policy.name, "accept": self.rule}
+
+    def begin(
+        self,
+        state: SequenceLike,
+        tokens: Sequence[int],
+        sampler: Sampler,
+        history: TokenHistory,
+        progress: Progress | None = None,
+    ) -> None:
+        """Prefill the rest of the prompt and give its features to the draft chunk by chunk."""
+        self._flush()  # of the request before: this one may continue it
+        self._state, self._sampler, self._history = state, sampler, history
+        self._first, self._counts = None, _Counts()
+        self.paths.refusals.clear()
+        self.target.set_taps(self.draft.taps)
+        self.draft.begin(state.tokens)
+        done = 0
+
+        def computed(now: int, total: int) -> None:
+            nonlocal done
+            self.draft.extend(tokens[done:now], self.target.tapped(now - done))
+            done = now
+            if progress:
+                progress(now, total)
+
+        self._first = self.target.prefill(state, tokens, computed)
+        self._counts.gap = self.draft.gap
+        self.policy.begin(state.length)
+        self._expected = self.policy.expected_speedup()
+
+    def step(self, limit: int) -> StepResult:
+        """The next tokens: one from the prompt's last row, then one or several."""
+        assert limit >= 1, limit
+        if self._first is not None:
+            row, self._first = self._first, None
+            return self._single(_Step([]), row, perf_counter())
+        length = self._state.length
+        decision = self.policy.choose(length, min(limit, self._state.context - length))
+        self._why = decision.why
+        step = _Step([], decision.width, AR_PATH, length)
+        if decision.width > 1:
+            return self._speculate(step, decision.path)
+        started = perf_counter()
+        row = self.target.forward(self._state, self._history.output[-1:])[0]
+        return self._single(step, row, started)
+
+    def commit(self, count: int) -> None:
+        """Keep the first `count` tokens; state, history and the draft's context forget the others."""
+        step, started = self._current, perf_counter()
+        assert 1 <= count <= len(step.choices), count
+        self._history.pop(len(step.choices) - count)
+        if step.width == 0:
+            return
+        if step.verify is not None:
+            step.verify.commit(self._state, count)
+        self._tokens = self._tokens[: len(self._tokens) - len(step.window) + count]
+        step.seconds["commit"] = perf_counter() - started
+        self._observe(step, count)
+
+    def report(self) -> SpeculationReport:
+        """What speculation did since `begin`."""
+        counts = self._counts
+        slots = tuple((counts.reached[i], counts.hit[i]) for i in range(len(counts.reached)))
+        return SpeculationReport(
+            draft=self.draft.name,
+            policy=self.policy.name,
+            accept=self.rule,
+            steps=counts.steps,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            slots=slots,
+            widths=dict(sorted(counts.widths.items())),
+            refusals=dict(self.paths.refusals),
+            gap_rows=counts.gap,
+            why=self._why,
+            expected=self._expected,
+            gain=counts.plain_seconds / counts.seconds if counts.seconds else None,
+            planner=self.policy.report(),
+        )
+
+    def _single(self, step: _Step, row: NDArray[np.float32], started: float) -> StepResult:
+        """One token from one row, as plain decoding has it."""
+        computed = perf_counter()
+        choice = self._sampler.choose(row, self._history)
+        if step.width:
+            self._keep(self._history.output[-1:], self.target.tapped(1))
+            step.window = self._history.output[-1:]
+        self._history.push(choice.token)
+        step.choices = [choice]
+        step.seconds = {"target": computed - started, "sample": perf_counter() - computed}
+        return self._result(step, rows=step.width)
+
+    def _speculate(self, step: _Step, preferred: str) -> StepResult:
+        started = perf_counter()
+        self._flush()
+        anchor = self._history.output[-1]
+        proposals = self.draft.propose(anchor, step.width - 1)
+        judge = self._judge(proposals, anchor, self._sampler, self._history)
+        step.window = [anchor, *judge.drafts]
+        drafted, judging = perf_counter(), 0.0
+
+        def timed(index: int, row: NDArray[np.float32]) -> bool:
+            nonlocal judging
+            entered = perf_counter()
+            more = judge(index, row)
+            judging += perf_counter() - entered
+            return more
+
+        step.verify = self.paths.pick(preferred, step.width)
+        verified = step.verify.run(self._state, step.window, timed)
+        step.choices, step.path = judge.choices, verified.path
+        step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
+        step.window = step.window[: verified.rows]
+        self._keep(step.window, verified.features)
+        verifying = perf_counter() - drafted - judging
+        step.seconds = {"draft": drafted - started, "target": verifying, "sample": judging}
+        return self._result(step, rows=verified.rows, mode=verified.mode)
+
+    def _result(self, step: _Step, *, rows: int, mode: str | None = None) -> StepResult:
+        self._current = step
+        return StepResult(
+            tokens=tuple(choice.token for choice in step.choices),
+            logprobs=tuple(c.logprob for c in step.choices if c.logprob is not None),
+            path=step.path,
+            mode=mode if mode is not None else self._mode if rows else "",
+            rows=rows,
+            drafted=step.drafted,
+            accepted=step.accepted,
+            seconds=step.seconds,
+        )
+
+    def _keep(self, tokens: Sequence[int], features: NDArray[np.float32]) -> None:
+        """Remember rows for the draft's next look; `commit` cuts off what was not kept."""
+        if self._features is None:
+            self._features = np.empty((_KEPT_ROWS, features.shape[1]), np.float32)
+        if len(self._tokens) + len(tokens) > _KEPT_ROWS:
+            self._flush()
+        first = len(self._tokens)
+        self._features[first : first + len(tokens)] = features
+        self._tokens += tokens
+
+    def _flush(self) -> None:
+        """Give the draft what waits."""
+        tokens, self._tokens = self._tokens, []
+        if tokens and self._features is not None:
+            self.draft.extend(tokens, self._features[: len(tokens)])
+
+    def _observe(self, step: _Step, count: int) -> None:
+        seconds, counts = sum(step.seconds.values()), self._counts
+        counts.widths[step.width] += 1
+        counts.seconds += seconds
+        counts.plain_seconds += count * self.policy.plain_seconds(step.length)
+        if step.width > 1:
+            counts.add(step.drafted, step.judged, step.accepted)
+        self.policy.observe(
+            Observed(
+                width=step.width,
+                path=step.path,
+                length=step.length,
+                drafted=step.judged if step.judged == step.accepted else step.drafted,
+                accepted=step.accepted,
+                seconds=seconds,
+                parts=step.seconds,
+            )
+        )
+

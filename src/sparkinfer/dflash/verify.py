@@ -1,0 +1,178 @@
+"""Verify paths: ways to run a window of tokens through the target before it is known how many of them stay.
+
+Every path gives the same bits. `compact` and `window` leave the live state alone and commit recorded rows; `token_loop` and `block`
+advance it and go back: attention layers forget, recurrent layers restart from a copy of the window's head and run the kept tokens again.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.dflash.base import Features
+
+COMPACT_MAX_ROWS = 4
+Judge = Callable[[int, NDArray[np.float32]], bool]
+
+
+class VerifyTarget(Protocol):
+    """What verifying needs of a target (`sparkinfer.models.Target`)."""
+
+    max_width: int
+
+    @property
+    def plan(self) -> Any: ...
+    def forward(
+        self, state: Any, tokens: Sequence[int], *, rows: Any = "last", verify: bool = False
+    ) -> NDArray[np.float32]: ...
+    def tapped(self, rows: int) -> Features: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`rows` of the window were computed; `features` [rows, taps x n_embd] may be a view that the next forward overwrites."""
+
+    path: str
+    mode: str
+    rows: int
+    features: Features
+
+
+class VerifyPath(Protocol):
+    """One way. `run` and `commit` alternate; between them nothing else may use the state."""
+
+    name: str
+
+    def refusal(self, width: int) -> str | None:
+        """Why this path does not serve a window of `width` rows; None if it does."""
+
+    def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
+        """Give `judge(index, logits)` the rows in order until it returns False or the window ends."""
+
+    def commit(self, state: Any, kept: int) -> None:
+        """Leave the state as after the first `kept` (>= 1) tokens of the window, decoded one at a time."""
+
+
+class Batched:
+    """All rows in one forward that records what a commit needs: `compact` and `window`."""
+
+    def __init__(self, name: str, target: VerifyTarget, most: int, off: str | None = None) -> None:
+        self.name, self._target, self._most, self._off = name, target, most, off
+        self._mode = str(target.plan.get("mode", ""))
+
+    def refusal(self, width: int) -> str | None:
+        if self._off is not None:
+            return self._off
+        return f"{width} rows, at most {self._most}" if width > self._most else None
+
+    def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
+        rows = self._target.forward(state, window, rows="all", verify=True)
+        for index, row in enumerate(rows):
+            if not judge(index, row):
+                break
+        return Verified(self.name, self._mode, len(window), self._target.tapped(len(window)))
+
+    def commit(self, state: Any, kept: int) -> None:
+        state.commit(kept)
+
+
+class _Advancing:
+    """Runs on the live state and takes back what was too much."""
+
+    name: str
+
+    def __init__(self, target: VerifyTarget) -> None:
+        self._target = target
+        self._mode = str(target.plan.get("mode", ""))
+        self._head: Any = None
+        self._window: list[int] = []
+        self._advanced = 0
+
+    def _start(self, state: Any, window: Sequence[int]) -> None:
+        self._window, self._advanced = list(window), 0
+        self._head = state.snapshot() if state.recurrent is not None else None
+
+    def commit(self, state: Any, kept: int) -> None:
+        assert 1 <= kept <= self._advanced, (kept, self._advanced)
+        if kept == self._advanced:
+            return
+        if self._head is None:
+            state.rewind(self._advanced - kept)
+            return
+        state.restore(self._head)
+        self._target.forward(state, self._window[:kept], rows="none")
+
+
+class TokenLoop(_Advancing):
+    """One row at a time; ends at the first row that no later one can follow."""
+
+    name = "token_loop"
+
+    def refusal(self, width: int) -> str | None:
+        return None
+
+    def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
+        self._start(state, window)
+        features = []
+        for index, token in enumerate(window):
+            row = self._target.forward(state, [token])[0]
+            self._advanced += 1
+            features.append(self._target.tapped(1).copy())
+            if not judge(index, row):
+                break
+        return Verified(self.name, self._mode, self._advanced, np.concatenate(features))
+
+
+class Block(_Advancing):
+    """One ordinary forward of the whole window: the fallback that serves any width."""
+
+    name = "block"
+
+    def __init__(self, target: VerifyTarget, off: str | None = None) -> None:
+        super().__init__(target)
+        self._off = off
+
+    def refusal(self, width: int) -> str | None:
+        return self._off
+
+    def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
+        self._start(state, window)
+        rows = self._target.forward(state, window, rows="all")
+        self._advanced = len(window)
+        for index, row in enumerate(rows):
+            if not judge(index, row):
+                break
+        features = self._target.tapped(len(window)).copy()
+        return Verified(self.name, self._mode, len(window), features)
+
+
+class Paths:
+    """The paths in the order in which a refusal falls through, and how often each refused."""
+
+    def __init__(self, target: VerifyTarget, *, rows: bool = True, compact: int = 2) -> None:
+        """`rows` False leaves wide windows to the token loop; `compact` 0 switches that path off."""
+        wide = None if rows else "row-batched windows are switched off (dflash_rows)"
+        small = None if compact else "switched off (dflash_compact_verify)"
+        compact_rows = min(COMPACT_MAX_ROWS, target.max_width)
+        self.order: tuple[VerifyPath, ...] = (
+            Batched("compact", target, compact_rows, small),
+            Batched("window", target, target.max_width, wide),
+            Block(target, wide),
+            TokenLoop(target),
+        )
+        self.max_width = compact_rows if compact == 1 else target.max_width
+        self.refusals: Counter[str] = Counter()
+
+    def pick(self, preferred: str, width: int) -> VerifyPath:
+        """The preferred path, or the first one after it in order (then from the start) that serves the width."""
+        names = [path.name for path in self.order]
+        start = names.index(preferred)
+        for path in self.order[start:] + self.order[:start]:
+            reason = path.refusal(width)
+            if reason is None:
+                return path
+            self.refusals[f"{path.name}: {reason}"] += 1
+        raise AssertionError("the token loop serves every width")
