@@ -253,6 +253,13 @@ class WindowDecoder:
         if self.window:
             self.state.commit(count)
 
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {}
+
+    def describe(self) -> None:
+        return None
+
     def report(self) -> None:
         return None
 

@@ -11,6 +11,8 @@ Names are imported on first use, so `import sparkinfer` itself loads nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkinfer.decoding import SpeculationReport
+    from sparkinfer.dflash.draft import load_draft
     from sparkinfer.engine import Conversation, Delta, Engine, Generation, Request, Result
     from sparkinfer.errors import SparkError
     from sparkinfer.models import load_target
@@ -27,7 +29,9 @@ __all__ = [
     "Result",
     "SamplingParams",
     "SparkError",
+    "SpeculationReport",
     "__version__",
+    "load_draft",
     "load_target",
 ]
 
@@ -40,6 +44,8 @@ _MODULES = {
     "Result": "sparkinfer.engine",
     "SamplingParams": "sparkinfer.sampling",
     "SparkError": "sparkinfer.errors",
+    "SpeculationReport": "sparkinfer.decoding",
+    "load_draft": "sparkinfer.dflash.draft",
     "load_target": "sparkinfer.models",
 }
 

@@ -110,6 +110,13 @@ class Decoder(Protocol):
 
     name: str
 
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """What it resolved beyond the target's plan, for records."""
+
+    def describe(self) -> str | None:
+        """One line on its drafting for people; None from a decoder that never drafts."""
+
     def begin(
         self,
         state: SequenceLike,
@@ -186,5 +193,13 @@ class AutoregressiveDecoder:
         """A step has one token, and the row it came from is part of the state already."""
         assert count == 1, count
 
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        """Nothing of its own."""
+        return {}
+
+    def describe(self) -> None:
+        """No step drafts."""
+
     def report(self) -> None:
-        """Nothing: no step drafts."""
+        """No step drafts."""

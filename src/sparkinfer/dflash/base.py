@@ -6,7 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Features = NDArray[np.float32]  # [rows, taps x n_embd]: the target's residual stream after each tapped layer, side by side
+Features = NDArray[
+    np.float32
+]  # [rows, taps x n_embd]: the target's residual stream after each tapped layer, side by side
 Logits = NDArray[np.float32]
 
 

@@ -107,6 +107,12 @@ class DFlashDecoder:
         """What was resolved, for records."""
         return {"draft": dict(self.draft.plan), "policy": self.policy.name, "accept": self.rule}
 
+    def describe(self) -> str:
+        """Draft, policy and the speed-up expected before anything of this request is known."""
+        gain = self.policy.expected_speedup()
+        expects = f"expects {gain:.2f}x plain decoding" if gain > 1.0 else "expects no gain here"
+        return f"on ({self.draft.name}, up to {self.draft.max_depth} tokens a step, {expects})"
+
     def begin(
         self,
         state: SequenceLike,
@@ -271,4 +277,3 @@ class DFlashDecoder:
                 parts=step.seconds,
             )
         )
-

@@ -69,12 +69,16 @@ class Engine:
         template: TemplateLike | None = None,
         *,
         decoder: Decoder | None = None,
+        off: str = "no draft given",
         load_seconds: float = 0.0,
     ) -> None:
+        """`decoder` None decodes plainly, for the reason `off`."""
         self.target = target
         self.tokenizer = tokenizer
         self.template = template
-        self.decoder: Decoder = decoder or AutoregressiveDecoder(target)
+        self._plain = AutoregressiveDecoder(target)
+        self.decoder: Decoder = decoder or self._plain
+        self._off = off
         self.load_seconds = load_seconds
         self._prefix = PrefixCache(target)
         self._n_vocab = _known_ids(tokenizer)
@@ -89,18 +93,23 @@ class Engine:
         context: int | None = None,
         threads: int | None = None,
         activations: Literal["int8", "f32"] | None = None,
+        draft: str | Path | None = None,
+        spec: Literal["auto", "on", "off"] | None = None,
         progress: LoadProgress | None = None,
     ) -> "Engine":
         """Open a GGUF file and make an engine of it; None takes the process option's value.
 
-        Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError.
+        A `draft` (a GGUF file or a folder) turns speculative decoding on, unless `spec` is "off".
+        Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
         """
         from sparkinfer.chat import TEMPLATE_KEY, ChatTemplate
         from sparkinfer.gguf import open_gguf
         from sparkinfer.models import load_target
+        from sparkinfer.options import resolve
         from sparkinfer.tokenizer import Tokenizer
 
         started = perf_counter()
+        options = resolve({"draft": None if draft is None else Path(draft), "spec": spec})
         with ExitStack() as undo:
             file = undo.enter_context(open_gguf(path))
             tokenizer = Tokenizer.from_gguf(file)
@@ -110,8 +119,16 @@ class Engine:
             target = load_target(
                 file, context=context, threads=threads, activations=activations, progress=progress
             )
+            undo.callback(target.close)
+            decoder: Decoder | None = None
+            off = "no draft given" if options.optional_path("draft") is None else "spec off"
+            if options.optional_path("draft") is not None and options.text("spec") != "off":
+                from sparkinfer.dflash.build import load_decoder
+
+                decoder = load_decoder(target, options, progress)
             undo.pop_all()  # the engine closes them from here on
-        return cls(target, tokenizer, template, load_seconds=perf_counter() - started)
+        seconds = perf_counter() - started
+        return cls(target, tokenizer, template, decoder=decoder, off=off, load_seconds=seconds)
 
     @property
     def context(self) -> int:
@@ -121,7 +138,12 @@ class Engine:
     @property
     def plan(self) -> Mapping[str, Any]:
         """Everything that was resolved at load, for records."""
-        return {**self.target.plan, "decoder": self.decoder.name}
+        return {**self.target.plan, "decoder": self.decoder.name, **self.decoder.plan}
+
+    @property
+    def speculation(self) -> str:
+        """One line: whether tokens are drafted, with which draft, and what that is expected to gain."""
+        return self.decoder.describe() or f"off ({self._off})"
 
     def generate(
         self,
@@ -155,7 +177,7 @@ class Engine:
             self._running.cancel()
         self._running = Generation(
             request,
-            self.decoder,
+            self.decoder if request.speculate else self._plain,
             self._prefix,
             sampler,
             output,

@@ -23,7 +23,7 @@ class Request:
     `max_tokens` None runs until the context is full. `stop` strings end the text before them,
     `stop_ids` are added to the model's own end-of-generation ids, which `ignore_eos` (benchmarks)
     switches off. `reuse_prefix` False computes the whole prompt again even if the engine still
-    holds a part of it.
+    holds a part of it. `speculate` False decodes plainly although the engine has a draft.
 
     Raises: RequestError naming the field, the value and what is accepted.
     """
@@ -35,6 +35,7 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     reuse_prefix: bool = True
+    speculate: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _token_ids("the prompt", self.prompt))
@@ -45,7 +46,7 @@ class Request:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_ids", _token_ids("stop_ids", self.stop_ids))
         _check_count("stop_ids", len(self.stop_ids), MAX_STOP_IDS)
-        for name in ("ignore_eos", "reuse_prefix"):
+        for name in ("ignore_eos", "reuse_prefix", "speculate"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(
                     f"{name} must be true or false, not {short(getattr(self, name))}"
@@ -91,6 +92,7 @@ class RequestOptions(TypedDict, total=False):
     stop_ids: Sequence[int]
     ignore_eos: bool
     reuse_prefix: bool
+    speculate: bool
     temperature: float
     top_k: int
     top_p: float
@@ -130,6 +132,7 @@ def build_request(prompt: Sequence[int], options: Mapping[str, Any]) -> Request:
         stop_ids=options.get("stop_ids", ()),
         ignore_eos=options.get("ignore_eos", False),
         reuse_prefix=options.get("reuse_prefix", True),
+        speculate=options.get("speculate", True),
     )
 
 
