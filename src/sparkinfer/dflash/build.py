@@ -1,0 +1,46 @@
+"""From process options to a decoder: the draft loaded, costs measured or read back, a policy chosen."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparkinfer.dflash.base import Draft
+from sparkinfer.dflash.calibrate import measured_costs
+from sparkinfer.dflash.draft import load_draft
+from sparkinfer.dflash.loop import DFlashDecoder
+from sparkinfer.dflash.planner import make_policy
+from sparkinfer.dflash.verify import Paths
+from sparkinfer.options import Options
+
+if TYPE_CHECKING:
+    from sparkinfer.models import Target
+
+Progress = Callable[[str, int, int], None]
+
+
+def load_decoder(
+    target: "Target", options: Options, progress: Progress | None = None
+) -> DFlashDecoder:
+    """The decoder for the draft that the options name.
+
+    Raises: what `load_draft` raises; OptionError for a depth the draft does not have.
+    """
+    draft = load_draft(options.path("draft"), target, progress=progress)
+    return build_decoder(target, draft, options, progress)
+
+
+def build_decoder(
+    target: "Target", draft: Draft, options: Options, progress: Progress | None = None
+) -> DFlashDecoder:
+    """The decoder for a draft at hand (an oracle in benchmarks, say).
+
+    Raises: OptionError for a depth the draft does not have.
+    """
+    target.set_taps(draft.taps)
+    paths = Paths(
+        target,
+        rows=options.boolean("dflash_rows"),
+        compact=options.integer("dflash_compact_verify") or 0,
+    )
+    costs = measured_costs(target, draft, paths, options.path("cache_dir"), progress)
+    policy = make_policy(options, costs, draft.max_depth, paths.max_width)
+    return DFlashDecoder(target, draft, policy, paths, rule=options.text("dflash_accept"))
