@@ -73,11 +73,13 @@ class StepResult:
 class SpeculationReport:
     """What speculation did for one request, and why.
 
-    `steps`, `drafted` and `accepted` count the steps that drafted; `slots` tells for each slot after the anchor how often it
-    was judged and how often kept; `widths` counts all steps by the rows asked for (1: a plain one). `refusals` counts verify
-    paths that declined, as "path: reason". `gap_rows` tokens of the context are unknown to the draft. `expected` is the speed-up
-    over plain decoding the planner expected at the start; `gain` what came out against the measured cost of one row, None before the
-    first decode step. `planner` holds the planner's own numbers, ready for JSON.
+    `steps`, `drafted` and `accepted` count the steps that drafted; `slots` tells for each slot
+    after the anchor how often it was judged and how often kept; `widths` counts all steps by the
+    rows asked for (1: a plain one). `refusals` counts verify paths that declined, as "path:
+    reason". `gap_rows` tokens of the context are unknown to the draft. `expected` is the speed-up
+    over plain decoding the planner expected at the start; `gain` what came out against the measured
+    cost of one row, None before the first decode step. `planner` holds the planner's own numbers,
+    ready for JSON.
     """
 
     draft: str

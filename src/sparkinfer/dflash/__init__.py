@@ -1,1 +1,1 @@
-"""Speculative decoding with a block-diffusion draft: propose, verify, accept, commit, and the planner that picks the width."""
+"""Speculative decoding with a block-diffusion draft: propose, verify, accept, commit; a planner picks the width."""

@@ -1,9 +1,10 @@
 """Acceptance: which drafted tokens the target keeps, and the token of its own that follows them.
 
-`match` draws the target's own token for every row and keeps a draft token that equals it: the output is plain decoding's, token
-for token, sampled or not. `rejection` keeps a draft token with probability min(1, p / q) and else draws from what p has more than q:
-the same distribution, other tokens than plain decoding with the same seed would give.
-Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (2023), section 2.3.
+`match` draws the target's own token for every row and keeps a draft token that equals it: the
+output is plain decoding's, token for token, sampled or not. `rejection` keeps a draft token with
+probability min(1, p / q) and else draws from what p has more than q: the same distribution, other
+tokens than plain decoding with the same seed would give.
+Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (2023), 2.3.
 """
 
 from collections.abc import Mapping, Sequence

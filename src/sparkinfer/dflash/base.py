@@ -15,7 +15,8 @@ Logits = NDArray[np.float32]
 class Proposals(Protocol):
     """What a draft says about the `depth` slots after an anchor; slot 0 is the first token after it.
 
-    `previous` is the token chosen for the slot before (the anchor for slot 0): a head that chains its slots reads it.
+    `previous` is the token chosen for the slot before (the anchor for slot 0): a head that chains
+    its slots reads it.
     """
 
     depth: int
@@ -53,7 +54,10 @@ class Draft(Protocol):
         """Append context rows for tokens the target has computed, at most 64 at a time."""
 
     def propose(self, anchor: int, depth: int) -> Proposals:
-        """Fill `depth` slots (1 .. max_depth) after `anchor`, the token at position `length`. Valid until the next call."""
+        """Fill `depth` slots (1 .. max_depth) after `anchor`, the token at position `length`.
+
+        Valid until the next call.
+        """
 
     def assume(self, length: int) -> None:
         """Pretend to hold `length` rows, of zeros: what a measurement of time needs."""

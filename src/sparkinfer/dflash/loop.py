@@ -72,8 +72,9 @@ class _Step:
 class DFlashDecoder:
     """Returns the tokens of plain decoding, several a step where the draft is right.
 
-    With the rule `rejection` and a temperature the tokens follow the same distribution instead. Between steps the draft's
-    context holds every committed token but those whose features still wait in `_features`.
+    With the rule `rejection` and a temperature the tokens follow the same distribution instead.
+    Between steps the draft's context holds every committed token but those whose features still
+    wait in `_features`.
     """
 
     name = "dflash"

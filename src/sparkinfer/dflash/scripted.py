@@ -1,4 +1,7 @@
-"""An oracle in place of a draft: replays a recorded output with scripted acceptance. For benchmarks and tests, never for users."""
+"""An oracle in place of a draft: replays a recorded output with scripted acceptance.
+
+For benchmarks and tests, never for users.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +46,8 @@ class ScriptedProposals:
 class ScriptedDraft:
     """Knows `recording` (prompt and plain output) and makes the drafts of step i right up to `script[i]`, then wrong.
 
-    With `inner` a real draft's network runs beside it at its full cost; its proposals are thrown away.
+    With `inner` a real draft's network runs beside it at its full cost; its proposals are thrown
+    away.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Verify paths: ways to run a window of tokens through the target before it is known how many of them stay.
 
-Every path gives the same bits. `compact` and `window` leave the live state alone and commit recorded rows; `token_loop` and `block`
-advance it and go back: attention layers forget, recurrent layers restart from a copy of the window's head and run the kept tokens again.
+Every path gives the same bits. `compact` and `window` leave the live state alone and commit
+recorded rows; `token_loop` and `block` advance it and go back: attention layers forget, recurrent
+layers restart from a copy of the window's head and run the kept tokens again.
 """
 
 from collections import Counter
@@ -33,7 +34,10 @@ class VerifyTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """`rows` of the window were computed; `features` [rows, taps x n_embd] may be a view that the next forward overwrites."""
+    """`rows` of the window were computed.
+
+    `features` [rows, taps x n_embd] may be a view that the next forward overwrites.
+    """
 
     path: str
     mode: str
