@@ -15,4 +15,7 @@ DELTA_RECORD = 72  # [recurrent layer][row][value heads x head size]
 DECAY_RECORD = 80  # [recurrent layer][row][value heads]
 ATTENTION_CHUNKS = 88  # chunks of every attention phase of this replay
 COMMIT_ROWS = 96  # recorded rows that `commit` applies
+FIRST = 104  # cache rows below this one are missing: no attention sees them
+WINDOW_CHUNKS = 112  # chunks of every attention phase with a sliding window
+ROTATION = 120  # added to the position of a cache row for its rotation: a cache may begin later than its sequence
 WORDS = 16

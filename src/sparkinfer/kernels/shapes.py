@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heads:
-    """Shape of an attention layer. `layer` counts attention layers only: it is the layer's place in the cache."""
+    """Shape of an attention layer. `layer` counts attention layers only: it is the layer's place in the cache.
+
+    `causal`: a row sees no later row of its run. `window` (0: none): keys less than that many positions away are seen.
+    """
 
     layer: int
     heads: int
@@ -15,6 +18,8 @@ class Heads:
     interleaved: bool
     gated: bool
     eps: float
+    causal: bool = True
+    window: int = 0
 
 
 @dataclass(frozen=True)

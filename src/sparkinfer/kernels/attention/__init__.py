@@ -1,4 +1,4 @@
-"""Causal attention over the key/value cache."""
+"""Attention over the key/value cache: causal or over a whole block, with an optional sliding window."""
 
 from sparkinfer.backend.base import Activation, Buffer, Recorder
 from sparkinfer.kernels.select import select
@@ -17,17 +17,24 @@ def attention(
     out: Activation,
     context: int,
 ) -> None:
-    """Record out[r] = softmax(q[r] k^T / sqrt(head_size)) v over positions 0 .. position + r.
+    """Record out[r] = softmax(q[r] k^T / sqrt(head_size)) v over the positions that row r sees.
 
     Shapes: q rows x heads x head_size (rotated), out rows x heads x head_size; `gate` is the q projection of a gated
     layer (query, gate inside each head): the result is multiplied by sigmoid(gate).
     Query head h reads kv head h // (heads / kv_heads). `context` bounds position + rows.
+    Row r stands at p = position + r and sees FIRST .. p when `shape.causal`, else FIRST .. position + rows - 1; with
+    `shape.window` W only keys k with p - k < W and k - p < W. FIRST (a run parameter) is at most `position`. What a row
+    does not see may be no number.
     Pinned: softmax inside splits of SPLIT positions at absolute boundaries, merged in order with the overall maximum.
     """
     select("attention", recorder.backend)(recorder, q, shape, params, gate, out, context)
 
 
-def chunks(position: int, rows: int, kv_heads: int) -> int:
-    """Chunks of the attention phase for `rows` rows after `position` tokens: splits x row blocks x kv heads."""
-    splits = -(-(position + rows) // SPLIT)
+def chunks(position: int, rows: int, kv_heads: int, *, first: int = 0, window: int = 0) -> int:
+    """Chunks of the attention phase for `rows` rows after `position` tokens: splits x row blocks x kv heads.
+
+    Splits that no row can see (`first`: the run parameter FIRST, `window` of the layer) are not counted.
+    """
+    begin = max(first, position - window + 1 if window else 0, 0) // SPLIT
+    splits = -(-(position + rows) // SPLIT) - begin
     return splits * -(-rows // ROW_BLOCK) * kv_heads

@@ -29,7 +29,15 @@ from sparkinfer.kernels.attention import ROW_BLOCK, SPLIT
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.run_params import ATTENTION_CHUNKS, HEAD_BYTES, KEYS, POSITION, VALUES
+from sparkinfer.kernels.run_params import (
+    ATTENTION_CHUNKS,
+    FIRST,
+    HEAD_BYTES,
+    KEYS,
+    POSITION,
+    VALUES,
+    WINDOW_CHUNKS,
+)
 from sparkinfer.kernels.shapes import Heads
 
 _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
@@ -37,14 +45,25 @@ _QUERIES = 4
 
 
 @inner
-def _softmax(scores: int, count: int, tiles: int, result: int) -> None:
-    """Exponentials of `count` scores in place (zero up to 16 x tiles); writes maximum and sum at `result`."""
+def _softmax(scores: int, low: int, count: int, first: int, tiles: int, result: int) -> None:
+    """Exponentials of the scores low .. count in place (zero elsewhere in the tiles first .. tiles); writes maximum
+    and sum at `result`.
+    """
+    inside = max(first, min(tiles, (low + 15) >> 4))  # tiles from here on have nothing below `low`
     top = splat(_LOW)
-    for t in range(tiles):
+    for t in range(first, inside):
+        store(scores + 64 * t, keep_below(low - 16 * t, splat(_LOW), load(scores + 64 * t)))
+    for t in range(first, tiles):
         top = maximum(top, keep_below(count - 16 * t, load(scores + 64 * t), splat(_LOW)))
     peak = max_lanes(top)
     total = splat(_ZERO)
-    for t in range(tiles):
+    for t in range(first, inside):
+        value = exp(load(scores + 64 * t) - splat(peak))
+        value = keep_below(low - 16 * t, splat(_ZERO), value)
+        value = keep_below(count - 16 * t, value, splat(_ZERO))
+        store(scores + 64 * t, value)
+        total = total + value
+    for t in range(inside, tiles):
         value = exp(load(scores + 64 * t) - splat(peak))
         value = keep_below(count - 16 * t, value, splat(_ZERO))
         store(scores + 64 * t, value)
@@ -91,29 +110,38 @@ def _weighted(
     weights: int,
     values: int,
     row_bytes: int,
+    low: int,
     common: int,
     count: int,
     out: int,
     out_stride: int,
 ) -> None:
-    """16 dimensions of the weighted sum of `count` values, the first `common` seen by all n = 1..4 queries."""
+    """16 dimensions of the weighted sum of `count` values, of which all n = 1..4 queries see low .. common."""
     if wide:
         if n == 4:
-            value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+            value_tile(
+                4, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
+            )
         elif n == 3:
-            value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+            value_tile(
+                3, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
+            )
         elif n == 2:
-            value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+            value_tile(
+                2, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
+            )
         else:
-            value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+            value_tile(
+                1, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
+            )
     elif n == 4:
-        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     elif n == 3:
-        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     elif n == 2:
-        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     else:
-        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, common, count, out, out_stride)
+        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
 
 
 @inner
@@ -124,42 +152,67 @@ def _group(
     keys: int,
     values: int,
     size: int,
-    counts: int,
-    most: int,
+    bounds: int,
     scores: int,
     results: int,
 ) -> None:
-    """n queries at `q`; `counts` holds an int64 per query (positions seen), `results` a partial result per query."""
-    tiles = (most + 15) >> 4
+    """n queries at `q`, one of which at least sees a key of the split; `bounds` holds two int64 a query (it sees the
+    split's positions low .. count), `results` a partial result a query.
+    """
+    begin, low, most, common = SPLIT, 0, 0, SPLIT
+    for i in range(n):
+        mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
+        most = max(most, count)
+        common = min(common, max(count, 0))
+        if mine < count:
+            begin = min(begin, mine)
+            low = max(low, mine)
+    first, tiles = begin >> 4, (most + 15) >> 4
     item = 4 if wide else 2
     result_bytes = (size + 16) * 4
-    t = 0
+    t = first
     while t < tiles:
         pair = n <= 2 and t + 1 < tiles
         _scores(n, pair, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
         t += 2 if pair else 1
-    common = most
     for i in range(n):
-        count = load_i64(counts + 8 * i)
-        common = min(common, max(count, 0))
-        _softmax(
-            scores + i * SPLIT * 4,
-            count,
-            tiles,
-            results + i * result_bytes + 4 * size,
-        )
+        mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
+        at = results + i * result_bytes + 4 * size
+        _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
+    common = max(common, low)
     for d in range(0, size, 16):
         _weighted(
             n,
             wide,
-            scores,
-            values + d * item,
+            scores + 4 * begin,
+            values + begin * size * item + d * item,
             size * item,
-            common,
-            most,
+            low - begin,
+            common - begin,
+            most - begin,
             results + 4 * d,
             result_bytes,
         )
+
+
+@inner
+def _lowest(params: int, window: int, query: int) -> int:
+    """The first position that a row at position `query` sees; `window` 0: all from FIRST on."""
+    lowest = load_i64(params + FIRST)
+    if window != 0:
+        lowest = max(lowest, query - window + 1)
+    return lowest
+
+
+@inner
+def _end(params: int, causal: int, window: int, query: int, rows: int) -> int:
+    """One past the last position that a row at position `query` of `rows` rows sees."""
+    if causal:
+        return query + 1
+    end = load_i64(params + POSITION) + rows
+    if window != 0:
+        end = min(end, query + window)
+    return end
 
 
 @functools.cache
@@ -170,11 +223,13 @@ def _partial_job(wide: int) -> Kernel:
     def attention_partial(args, chunk, thread):  # type: ignore[no-untyped-def]
         params, rows = load_i64(args + 24), load_i64(args + 32)
         heads, kv_heads, size = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64)
+        causal, window = load_i64(args + 104), load_i64(args + 112)
         head = chunk % kv_heads
         rest = chunk // kv_heads
         row_blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
-        block, split = rest % row_blocks, rest // row_blocks
         position = load_i64(params + POSITION)
+        block = rest % row_blocks
+        split = rest // row_blocks + _lowest(params, window, position) // SPLIT
         per_kv = heads // kv_heads
         start = split * SPLIT
         plane = load_i64(params + HEAD_BYTES)
@@ -183,14 +238,14 @@ def _partial_job(wide: int) -> Kernel:
         scratch = load_i64(args + 72) + thread * load_i64(args + 80)
         queries, scores = scratch, scratch + _QUERIES * size * 4
         results = scores + _QUERIES * SPLIT * 4
-        counts = results + _QUERIES * (size + 16) * 4
+        bounds = results + _QUERIES * (size + 16) * 4
         total = min(rows - block * ROW_BLOCK, ROW_BLOCK) * per_kv
         scale = splat(load_f32(args + 88))
         result_bytes = (size + 16) * 4
         splits = load_i64(args + 96)
         for first in range(0, total, _QUERIES):
             n = min(_QUERIES, total - first)
-            most = 0
+            seen = False
             for i in range(n):
                 row = block * ROW_BLOCK + (first + i) // per_kv
                 source = (
@@ -200,14 +255,16 @@ def _partial_job(wide: int) -> Kernel:
                 )
                 for d in range(0, size * 4, 64):
                     store(queries + i * size * 4 + d, load(source + d) * scale)
-                seen = min(SPLIT, position + row + 1 - start)
-                store_i64(counts + 8 * i, seen)
-                most = max(most, seen)
-            if most <= 0:
+                low = max(_lowest(params, window, position + row) - start, 0)
+                count = min(SPLIT, _end(params, causal, window, position + row, rows) - start)
+                store_i64(bounds + 16 * i, low)
+                store_i64(bounds + 16 * i + 8, count)
+                seen = seen or low < count
+            if not seen:
                 continue
-            _group(n, wide, queries, keys, values, size, counts, most, scores, results)
+            _group(n, wide, queries, keys, values, size, bounds, scores, results)
             for i in range(n):
-                if load_i64(counts + 8 * i) > 0:
+                if load_i64(bounds + 16 * i) < load_i64(bounds + 16 * i + 8):
                     row = block * ROW_BLOCK + (first + i) // per_kv
                     query_head = head * per_kv + (first + i) % per_kv
                     target = (
@@ -252,11 +309,14 @@ def _merge_row(args: int, row: int, thread: int) -> None:
         load_i64(args + 64),
         load_i64(args + 72),
     )
-    used = (load_i64(params + POSITION) + row) // SPLIT + 1
+    causal, window = load_i64(args + 104), load_i64(args + 112)
+    query = load_i64(params + POSITION) + row
+    first = _lowest(params, window, query) // SPLIT
+    used = (_end(params, causal, window, query, load_i64(args + 80)) - 1) // SPLIT + 1 - first
     target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)
     gate = load_i64(args + 88)
     for head in range(heads):
-        partial = load_i64(args + 40) + (row * heads + head) * splits * (size + 16) * 4
+        partial = load_i64(args + 40) + ((row * heads + head) * splits + first) * (size + 16) * 4
         gate_head = gate + row * load_i64(args + 96) + (2 * head + 1) * size * 4 if gate != 0 else 0
         _merge_head(partial, size, used, gate_head, target + head * size * 4)
     if load_i64(args + 24) != 0:
@@ -294,13 +354,14 @@ def record(
     )
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
-        scratch, scratch_bytes, float_bits(size**-0.5), splits,
+        scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window,
     )  # fmt: skip
     kernel = _partial_job(int(recorder.owner.wide_cache))
-    recorder.phase([Job(kernel, args, 1, params.address + ATTENTION_CHUNKS)])
+    count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS
+    recorder.phase([Job(kernel, args, 1, params.address + count)])
     merge = (
         *activation_args(out), partial, params.address, shape.heads, size, splits, rows,
-        gate.address if gate else 0, gate.stride if gate else 0,
+        gate.address if gate else 0, gate.stride if gate else 0, int(shape.causal), shape.window,
     )  # fmt: skip
     if out.private:
         recorder.prologue(Job(merge_all_job, merge, 1))

@@ -82,17 +82,28 @@ def score_tile(typingctx, queries, tiles, wide, q, keys, size, out, stride):  # 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
 def value_tile(
-    typingctx, queries, wide, weights, stride, values, row_bytes, common, count, out, out_stride
+    typingctx,
+    queries,
+    wide,
+    weights,
+    stride,
+    values,
+    row_bytes,
+    low,
+    common,
+    count,
+    out,
+    out_stride,
 ):  # type: ignore[no-untyped-def]
     """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15].
 
-    From `common` on, a weight of zero skips its value: it belongs to a later row and may be no number.
+    Below `low` and from `common` on, a weight of zero skips its value: another row sees it, and it may be no number.
     """
     n, is_wide = queries.literal_value, wide.literal_value
-    signature = types.void(queries, wide, *[types.int64] * 8)
+    signature = types.void(queries, wide, *[types.int64] * 9)
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        weights, stride, values, row_bytes, common, count, out, out_stride = args[2:]
+        weights, stride, values, row_bytes, low, common, count, out, out_stride = args[2:]
         chains = _chains(b, n)
 
         def step(t: ir.Value, guarded: bool) -> None:
@@ -105,8 +116,10 @@ def value_tile(
                     after = b.select(b.fcmp_ordered("==", x, ir.Constant(F32, 0.0)), before, after)
                 b.store(after, chains[i])
 
-        with cgutils.for_range(b, common) as loop:
-            step(loop.index, guarded=False)
+        with cgutils.for_range(b, low) as loop:
+            step(loop.index, guarded=True)
+        with cgutils.for_range(b, b.sub(common, low)) as loop:
+            step(b.add(low, loop.index), guarded=False)
         with cgutils.for_range(b, b.sub(count, common)) as loop:
             step(b.add(common, loop.index), guarded=True)
         for i in range(n):

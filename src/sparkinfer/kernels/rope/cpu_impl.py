@@ -24,7 +24,7 @@ from sparkinfer.backend.simd import (
     swap_pairs,
 )
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, VALUES
+from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, ROTATION, VALUES
 from sparkinfer.kernels.shapes import Heads
 
 _ONE = np.float32(1.0)
@@ -140,7 +140,7 @@ def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
     rotated, paired, gated = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
     eps, q_norm, k_norm = load_f32(args + 160), load_i64(args + 168), load_i64(args + 176)
     position = load_i64(params + POSITION) + row
-    table = load_i64(args + 80) + position * load_i64(args + 88)
+    table = load_i64(args + 80) + (position + load_i64(params + ROTATION)) * load_i64(args + 88)
     source = load_i64(args) + row * load_i64(args + 8)
     target = load_i64(args + 48) + row * load_i64(args + 56)
     step = size * 4 * (2 if gated else 1)
@@ -174,22 +174,38 @@ def _jobs(wide: int) -> tuple[Kernel, Kernel]:
     return rope_one, rope_all
 
 
-def record(
+def _args(
     recorder: CpuRecorder, q: Buffer, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, out: Buffer,
-    q_norm: Buffer | None, k_norm: Buffer | None,
-) -> None:  # fmt: skip
+    q_norm: Buffer | None, k_norm: Buffer | None, heads: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """Arguments of `_rope_row` for the first `heads` query heads."""
     assert shape.head_size % 16 == 0, shape
     turned = recorder.owner.shared_scratch(
         "turned key", recorder.owner.threads * shape.head_size * 4
     )
-    args = (
+    return (
         q.address, q.stride, k.address, k.stride, v.address, v.stride, out.address, out.stride, recorder.rows, 0,
-        table.address, table.stride, params.address, shape.layer, shape.heads, shape.kv_heads, shape.head_size,
+        table.address, table.stride, params.address, shape.layer, heads, shape.kv_heads, shape.head_size,
         shape.rotated, int(shape.interleaved), int(shape.gated), float_bits(shape.eps),
         q_norm.address if q_norm else 0, k_norm.address if k_norm else 0, turned,
     )  # fmt: skip
+
+
+def record(
+    recorder: CpuRecorder, q: Buffer, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, out: Buffer,
+    q_norm: Buffer | None, k_norm: Buffer | None,
+) -> None:  # fmt: skip
+    args = _args(recorder, q, k, v, shape, table, params, out, q_norm, k_norm, shape.heads)
     one, every = _jobs(int(recorder.owner.wide_cache))
     if recorder.prefers_prologue:
         recorder.prologue(Job(every, args, 1))
     else:
         recorder.phase([Job(one, args, recorder.rows)])
+
+
+def record_cache(
+    recorder: CpuRecorder, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, k_norm: Buffer | None,
+) -> None:  # fmt: skip
+    args = _args(recorder, k, k, v, shape, table, params, k, None, k_norm, 0)
+    one, _ = _jobs(int(recorder.owner.wide_cache))
+    recorder.phase([Job(one, args, recorder.rows)])
