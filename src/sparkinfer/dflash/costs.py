@@ -1,0 +1,266 @@
+"""What a step costs on this machine: measured per verify path and width, corrected while decoding, kept on disk."""
+
+import bisect
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from sparkinfer.dflash.drift import Drift
+
+PLAIN = "ar"  # the path of a plain step, one row and no draft
+VERSION = 1  # of the file; another one is measured again
+Points = tuple[float, ...]  # seconds at each of the table's context lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A step as it came out. `drafted` counts the tokens the target judged or could have judged, `accepted` those it kept.
+
+    `length` is the context at the step's start; `parts` splits `seconds` (draft, target, sample, commit).
+    """
+
+    width: int
+    path: str
+    length: int
+    drafted: int
+    accepted: int
+    seconds: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of one step's parts at each context length; `measured` is False where neighbours were interpolated."""
+
+    target: Points  # verify and commit, or one plain row
+    draft: Points
+    measured: bool = True
+
+    @property
+    def total(self) -> Points:
+        return tuple(t + d for t, d in zip(self.target, self.draft, strict=True))
+
+
+class CostTable:
+    """Seconds of a whole step by path and width, linear in the context length.
+
+    Raises: ValueError for a table without a plain step or with seconds that are not positive.
+    """
+
+    def __init__(
+        self,
+        lengths: Iterable[int],
+        plain: Points,
+        steps: Mapping[str, Mapping[int, Cost]],
+        *,
+        row: float = 0.0,
+        origin: str = "given",
+    ) -> None:
+        """`steps[path][width]` for widths from 2; `row`: seconds the draft takes to append one more context row."""
+        self.lengths, self.base, self.row, self.origin = tuple(lengths), tuple(plain), row, origin
+        self.steps = {path: dict(sorted(costs.items())) for path, costs in steps.items()}
+        _check(self)
+        keys = [(PLAIN, 1), *((path, w) for path, costs in self.steps.items() for w in costs)]
+        self._drift = Drift(keys)
+        self._totals = {
+            (path, w): cost.total for path, costs in self.steps.items() for w, cost in costs.items()
+        }
+        self._totals[PLAIN, 1] = self.base
+        self.seen: dict[tuple[str, int], int] = {}  # steps observed
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Widths some path has a cost for, without 1."""
+        return tuple(sorted({width for costs in self.steps.values() for width in costs}))
+
+    def plain(self, length: int) -> float:
+        """Seconds of a plain step after `length` tokens."""
+        return self._seconds((PLAIN, 1), length)
+
+    def step(self, width: int, path: str, length: int) -> float:
+        """Seconds of a step of `width` rows, draft included. Raises: KeyError for what the table does not hold."""
+        return self._seconds((path, width) if width > 1 else (PLAIN, 1), length)
+
+    def best_path(self, width: int, length: int, without: Iterable[str] = ()) -> str | None:
+        """The cheapest path for a width, `without` those named; None where there is none."""
+        if width == 1:
+            return PLAIN
+        paths = [p for p, costs in self.steps.items() if width in costs and p not in without]
+        return min(paths, key=lambda path: self.step(width, path, length), default=None)
+
+    def observe(self, step: Observed, waiting: int | None = None) -> None:
+        """Learn from a step; `waiting` context rows the draft had to append in it (None: as many as usual).
+
+        Steps of a kind that was never measured teach nothing.
+        """
+        key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
+        if key not in self._totals:
+            return
+        expected = self._seconds(key, step.length)
+        self._drift.observe(key, self.usual(step, waiting) / expected)
+        self.seen[key] = self.seen.get(key, 0) + 1
+
+    def usual(self, step: Observed, waiting: int | None) -> float:
+        """The step's seconds if the draft had had the usual number of rows to append."""
+        if waiting is None or step.width == 1:
+            return step.seconds
+        extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factor((PLAIN, 1))
+        return max(step.seconds - extra, 0.05 * step.seconds)
+
+    def charge(self, step: Observed, waiting: int | None = None) -> float:
+        """Seconds to put down for a step: what it took, but within half and twice of what such a step takes."""
+        key = (step.path, step.width)
+        seconds = self.usual(step, waiting)
+        if key not in self._totals:
+            return seconds
+        expected = self._seconds(key, step.length)
+        return min(2.0 * expected, max(0.5 * expected, seconds))
+
+    def _seconds(self, key: tuple[str, int], length: int) -> float:
+        return _at(self.lengths, self._totals[key], length) * self._drift.factor(key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for JSON: what was measured (milliseconds at each context length) and the corrections since."""
+        return {
+            "version": VERSION,
+            "origin": self.origin,
+            "lengths": list(self.lengths),
+            "plain_ms": _ms(self.base),
+            "draft_row_ms": round(self.row * 1e3, 6),
+            "steps": [
+                {
+                    "path": path,
+                    "width": width,
+                    "target_ms": _ms(cost.target),
+                    "draft_ms": _ms(cost.draft),
+                    "measured": cost.measured,
+                    "relative": round(sum(cost.total) / sum(self.base), 4),
+                }
+                for path, costs in self.steps.items()
+                for width, cost in costs.items()
+            ],
+            "corrections": self._drift.report(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], origin: str = "given") -> "CostTable":
+        """Read what `to_json` wrote, without the corrections. Raises: KeyError, TypeError, ValueError."""
+        if data["version"] != VERSION:
+            raise ValueError(f"version {data['version']}, expected {VERSION}")
+        steps: dict[str, dict[int, Cost]] = {}
+        for entry in data["steps"]:
+            cost = Cost(
+                _from_ms(entry["target_ms"]), _from_ms(entry["draft_ms"]), bool(entry["measured"])
+            )
+            steps.setdefault(str(entry["path"]), {})[int(entry["width"])] = cost
+        lengths = [int(length) for length in data["lengths"]]
+        row = float(data["draft_row_ms"]) * 1e-3
+        return cls(lengths, _from_ms(data["plain_ms"]), steps, row=row, origin=origin)
+
+
+def usual_rows(width: int) -> float:
+    """Context rows the draft appends in a step of this width on average, as the table's costs assume."""
+    return (width + 1) / 2
+
+
+def _at(lengths: tuple[int, ...], points: Points, length: int) -> float:
+    """The value at `length` on the line through the points (the first and the last if there are more)."""
+    if len(points) == 1:
+        return points[0]
+    slope = (points[-1] - points[0]) / (lengths[-1] - lengths[0])
+    return max(points[0] + slope * (length - lengths[0]), 0.5 * points[0])
+
+
+def _check(table: CostTable) -> None:
+    lengths, count = table.lengths, len(table.lengths)
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"context lengths {lengths} do not ascend")
+    for points in [
+        table.base,
+        *(c.total for costs in table.steps.values() for c in costs.values()),
+    ]:
+        if len(points) != count or not all(0 < s < 1e6 for s in points):
+            raise ValueError(f"seconds {points} at {count} context lengths")
+    if not 0 <= table.row < 1e6:
+        raise ValueError(f"{table.row} seconds a draft row")
+    if any(width < 2 for costs in table.steps.values() for width in costs):
+        raise ValueError("widths of speculative steps start at 2")
+
+
+def filled(costs: Mapping[int, Cost], widths: Iterable[int]) -> dict[int, Cost]:
+    """Costs of all `widths`: between the given ones on a line, beyond them as the nearest; never falling with the width.
+
+    Only what is filled in is raised to the level of narrower windows; a measured cost stays what it is.
+    """
+    known = sorted(costs)
+    result = {}
+    for width in widths:
+        if width in costs:
+            result[width] = costs[width]
+            continue
+        place = bisect.bisect(known, width)
+        low, high = costs[known[max(place - 1, 0)]], costs[known[min(place, len(known) - 1)]]
+        left, right = known[max(place - 1, 0)], known[min(place, len(known) - 1)]
+        share = (width - left) / (right - left) if right > left else 0.0
+        result[width] = Cost(
+            _between(low.target, high.target, share), _between(low.draft, high.draft, share), False
+        )
+    return result
+
+
+def _between(low: Points, high: Points, share: float) -> Points:
+    return tuple(a + share * (max(a, b) - a) for a, b in zip(low, high, strict=True))
+
+
+def _ms(points: Points) -> list[float]:
+    return [round(seconds * 1e3, 6) for seconds in points]
+
+
+def _from_ms(milliseconds: Iterable[float]) -> Points:
+    return tuple(float(value) * 1e-3 for value in milliseconds)
+
+
+def cost_file(cache_dir: Path, fingerprint: Mapping[str, Any]) -> Path:
+    """Where costs measured under this fingerprint are kept."""
+    text = json.dumps(fingerprint, sort_keys=True, default=str)
+    return cache_dir / "costs" / f"{sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def load_costs(cache_dir: Path, fingerprint: Mapping[str, Any]) -> tuple[CostTable | None, str]:
+    """The costs kept for this fingerprint; or None and why they cannot be used."""
+    path = cost_file(cache_dir, fingerprint)
+    try:
+        data = json.loads(path.read_text())
+        if data["fingerprint"] != json.loads(json.dumps(fingerprint, default=str)):
+            return None, f"{path.name} was measured for something else"
+        return CostTable.from_json(data["costs"], origin="read back"), f"{path.name}"
+    except FileNotFoundError:
+        return None, "nothing measured yet"
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"{path.name} cannot be read ({error.__class__.__name__})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return None, f"{path.name} is damaged ({error})"
+
+
+def save_costs(cache_dir: Path, fingerprint: Mapping[str, Any], table: CostTable) -> str | None:
+    """Keep the costs for later processes, in one atomic step; returns why that was not possible, None if it was."""
+    path = cost_file(cache_dir, fingerprint)
+    text = json.dumps({"fingerprint": fingerprint, "costs": table.to_json()}, default=str, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text + "\n")
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        return f"{path.parent}: {error.strerror or error}"
+    return None
