@@ -1,0 +1,293 @@
+"""Measure what steps cost here: plain rows, verify windows by path and width, and the draft's own work.
+
+Everything runs on states that only pretend to hold a context (`assume`), in rounds of all measurements, so that a slow moment hits
+them alike; what counts is the median over rounds.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+from sparkinfer.dflash.base import Draft
+from sparkinfer.dflash.costs import (
+    Cost,
+    CostTable,
+    Points,
+    filled,
+    load_costs,
+    save_costs,
+    usual_rows,
+)
+from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
+from sparkinfer.machine import allowed_cores, cpu_model
+
+Report = Callable[[str, int, int], None]  # what is done, rounds done, rounds
+Clock = Callable[[], float]
+Key = tuple[str, int]  # path or part, width
+
+_SHORT, _LONG = 32, 1024  # context lengths
+_SLACK = 48  # tokens the measurements may add to a pretended context before it is set up again
+_WIDTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+_SLOW = 0.05  # seconds of a row from which fewer widths are measured
+_SLOW_WIDTHS = (2, 4, 8, 16)
+_BUDGET = 2.5  # seconds of measuring
+_ROUNDS = (3, 15)  # least and most
+_SLOW_ROUNDS = 2
+_PLAIN, _EXTEND, _PROPOSE = "plain", "extend", "propose"
+
+
+class CostTarget(VerifyTarget, Protocol):
+    """What measuring needs of a target (`sparkinfer.models.Target`)."""
+
+    context: int
+
+    def new_state(self, context: int | None = None) -> Any: ...
+
+
+def measured_costs(
+    target: CostTarget,
+    draft: Draft,
+    paths: Paths,
+    cache_dir: Path,
+    progress: Report | None = None,
+) -> CostTable:
+    """The costs of the permitted paths: read back if this machine, model and draft were measured before, else measured and kept.
+
+    `origin` of the result says which, and why. A folder that cannot be written to is no error.
+    """
+    key = fingerprint(target, draft, paths)
+    table, reason = load_costs(cache_dir, key)
+    if table is None:
+        table = calibrate(target, draft, paths.order, most=paths.max_width, report=progress)
+        failure = save_costs(cache_dir, key, table)
+        table.origin = f"measured now: {reason}"
+        if failure is not None:
+            table.origin += f"; could not be kept: {failure}"
+    return table
+
+
+def fingerprint(target: CostTarget, draft: Draft, paths: Paths) -> dict[str, Any]:
+    """Everything a cost depends on, ready for JSON: the machine, both models' plans, the permitted paths, this version."""
+    return {
+        "cpu": cpu_model(),
+        "cores": allowed_cores(),
+        "target": dict(target.plan),
+        "draft": dict(draft.plan),
+        "paths": {
+            path.name: [w for w in range(2, paths.max_width + 1) if path.refusal(w) is None]
+            for path in paths.order
+        },
+        "version": version("sparkinfer"),
+    }
+
+
+def calibrate(
+    target: CostTarget,
+    draft: Draft,
+    paths: Sequence[VerifyPath],
+    *,
+    most: int | None = None,
+    report: Report | None = None,
+    clock: Clock = perf_counter,
+) -> CostTable:
+    """Measure steps of at most `most` rows (default: all that target and draft can do), in about three seconds.
+
+    A slow model gets few widths and two rounds; the widths between are interpolated. The draft is left without context.
+    """
+    lengths = _lengths(target.context)
+    top = min(target.max_width, draft.max_depth + 1, target.context - lengths[-1] - 1)
+    bench = _Bench(target, draft, lengths, clock)
+    try:
+        single = bench.plain_row()
+        plan = _plan(paths, min(top, most or top), slow=single > _SLOW)
+        bench.add(plan, lengths)
+        bench.measure(slow=single > _SLOW, report=report)
+    finally:
+        draft.assume(0)
+    return _table(bench.medians(), lengths, plan, paths)
+
+
+def _lengths(context: int) -> list[int]:
+    """Context lengths to measure at: a short and a long one that leave room for windows."""
+    room = context - 32
+    if room < 2:
+        return [0]
+    long, short = min(_LONG, room), min(_SHORT, room // 2)
+    return [short, long]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is measured: widths by path and, of the draft, all of those widths."""
+
+    paths: Mapping[str, VerifyPath]
+    widths: Mapping[str, tuple[int, ...]]
+
+    @property
+    def all_widths(self) -> list[int]:
+        return sorted({width for widths in self.widths.values() for width in widths})
+
+
+def _plan(paths: Sequence[VerifyPath], top: int, slow: bool) -> _Plan:
+    """The first path that serves a width is measured at all widths, the second at its narrowest and widest.
+
+    Paths stand in order of preference; what comes third would have to be faster than two before it.
+    """
+    candidates = {width for width in (_SLOW_WIDTHS if slow else _WIDTHS) if width <= top}
+    if top >= 2:
+        candidates.add(top)
+    first: dict[str, list[int]] = {}
+    second: dict[str, list[int]] = {}
+    for width in sorted(candidates):
+        serving = [path.name for path in paths if path.refusal(width) is None]
+        if serving:
+            first.setdefault(serving[0], []).append(width)
+        if len(serving) > 1:
+            second.setdefault(serving[1], []).append(width)
+    widths = {name: set(known) for name, known in first.items()}
+    for name, known in second.items():
+        widths.setdefault(name, set()).update({known[0], known[-1]})
+    return _Plan(
+        {path.name: path for path in paths},
+        {name: tuple(sorted(known)) for name, known in widths.items()},
+    )
+
+
+@dataclass
+class _Bench:
+    """Runs measurements at their context lengths and keeps their seconds."""
+
+    target: CostTarget
+    draft: Draft
+    lengths: Sequence[int]
+    clock: Clock
+    seconds: dict[tuple[Key, int], list[float]] = field(default_factory=dict)
+    runs: dict[Key, Callable[[], None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = min(self.target.context, self.lengths[-1] + _SLACK)
+        self.state = self.target.new_state(size)
+        self._base = -1
+
+    def plain_row(self) -> float:
+        """Seconds of one plain row, the better of two after a warm-up."""
+        self._settle(self.lengths[0], 1)
+        self.runs[_PLAIN, 1] = self._plain
+        return min([self._timed(self._plain) for _ in range(3)][1:])
+
+    def add(self, plan: _Plan, lengths: Sequence[int]) -> None:
+        """Set up the measurements of a plan."""
+        for name, widths in plan.widths.items():
+            for width in widths:
+                self.runs[name, width] = self._verify(plan.paths[name], width)
+        for width in plan.all_widths:
+            self.runs[_PROPOSE, width] = self._propose(width - 1)
+        for rows in {1, 4, max(plan.all_widths, default=1)}:
+            self.runs[_EXTEND, rows] = self._extend(rows)
+        self.seconds = {(key, length): [] for key in self.runs for length in lengths}
+
+    def measure(self, slow: bool, report: Report | None) -> None:
+        """Warm up, then rounds of all measurements, every second one in the opposite order."""
+        self._round(1, keep=False)
+        started = self.clock()
+        least, most = (_SLOW_ROUNDS, _SLOW_ROUNDS) if slow else _ROUNDS
+        done = 0
+        while done < most and (done < least or self._time_is_left(started, done)):
+            self._round(1 if done % 2 else -1, keep=True)
+            done += 1
+            if report:
+                report("measuring steps", done, most)
+        if report and done < most:
+            report("measuring steps", most, most)
+
+    def medians(self) -> dict[Key, Points]:
+        """Seconds at each context length; a longer context is never cheaper."""
+        result = {}
+        for key in self.runs:
+            values = [median(self.seconds[key, length]) for length in self.lengths]
+            if values[-1] < values[0]:
+                values = [sum(values) / len(values)] * len(values)
+            result[key] = tuple(values)
+        return result
+
+    def _time_is_left(self, started: float, done: int) -> bool:
+        spent = self.clock() - started
+        return spent + spent / done <= _BUDGET
+
+    def _round(self, direction: int, *, keep: bool) -> None:
+        for length in self.lengths:
+            for key in list(self.runs)[::direction]:
+                self._settle(length, key[1])
+                elapsed = self._timed(self.runs[key])
+                if keep:
+                    self.seconds[key, length].append(elapsed)
+
+    def _timed(self, run: Callable[[], None]) -> float:
+        started = self.clock()
+        run()
+        return self.clock() - started
+
+    def _settle(self, length: int, rows: int) -> None:
+        """Pretend to be at about this length, with room for so many rows."""
+        most = min(self.state.context, length + _SLACK)
+        if self._base != length or self.state.length + rows > most:
+            self.state.assume(length)
+        if self._base != length or self.draft.length + rows > most:
+            self.draft.assume(length)
+        self._base = length
+
+    def _plain(self) -> None:
+        self.target.forward(self.state, [0])
+
+    def _verify(self, path: VerifyPath, width: int) -> Callable[[], None]:
+        window = [0] * width
+
+        def run() -> None:
+            path.run(self.state, window, lambda index, row: True)
+            path.commit(self.state, 1)
+
+        return run
+
+    def _propose(self, depth: int) -> Callable[[], None]:
+        def run() -> None:
+            proposals, token = self.draft.propose(0, depth), 0
+            for slot in range(depth):
+                token = proposals.best(slot, token)
+
+        return run
+
+    def _extend(self, rows: int) -> Callable[[], None]:
+        tokens = [0] * rows
+
+        def run() -> None:
+            self.draft.extend(tokens, self.target.tapped(rows))
+
+        return run
+
+
+def _table(
+    medians: Mapping[Key, Points], lengths: Sequence[int], plan: _Plan, paths: Iterable[VerifyPath]
+) -> CostTable:
+    """Whole steps from their parts."""
+    extends = {rows: points for (part, rows), points in medians.items() if part == _EXTEND}
+    fewest, widest = min(extends), max(extends)
+    row = 0.0
+    if widest > fewest:
+        row = max(0.0, (extends[widest][0] - extends[fewest][0]) / (widest - fewest))
+    steps: dict[str, dict[int, Cost]] = {}
+    for path in paths:
+        measured = plan.widths.get(path.name, ())
+        costs = {}
+        for width in measured:
+            more = row * (usual_rows(width) - fewest)
+            pairs = zip(medians[_PROPOSE, width], extends[fewest], strict=True)
+            drafting = tuple(propose + extend + more for propose, extend in pairs)
+            costs[width] = Cost(medians[path.name, width], drafting)
+        if costs:
+            served = range(measured[0], measured[-1] + 1)
+            steps[path.name] = filled(costs, [w for w in served if path.refusal(w) is None])
+    return CostTable(lengths, medians[_PLAIN, 1], steps, row=row, origin="measured")
