@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from toy_model import (
     ToyTarget,
     ToyTemplate,
     ToyTokenizer,
-    WindowDecoder,
     scripted_logits,
 )
 
@@ -64,15 +62,6 @@ def test_the_answer_alone_is_on_standard_output(use: Any, capsys: Any) -> None:
     assert "answer 6 tokens" in err and "the answer is complete" in err
     assert err.endswith("speculation: off (no draft given)\n")
     assert engine.target.closed
-
-
-def test_a_drafted_answer_says_so(use: Any, capsys: Any) -> None:
-    target = ToyTarget(scripted_logits(TOKENIZER.n_vocab, CHAT_START, [A, B, C, A, B]))
-    decoder = WindowDecoder(target, 3)
-    use(Engine(target, TOKENIZER, ToyTemplate(TOKENIZER), decoder=decoder))
-    assert run("a") == 0
-    found = re.search(r"speculation: on \((\d+) of (\d+) drafted", capsys.readouterr().err)
-    assert found and 0 < int(found[1]) <= int(found[2])
 
 
 def test_the_system_message_comes_first_and_raw_text_has_no_template(use: Any) -> None:

@@ -10,6 +10,7 @@ from sparkinfer.cli.console import (
     status,
     write_answer,
 )
+from sparkinfer.cli.speculation import closing_words
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
@@ -53,8 +54,11 @@ def exit_code(result: "Result") -> int:
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
-def closing_line(result: "Result") -> str:
-    """Return counts and speeds of a finished answer, and whether speculation was on."""
+def closing_line(result: "Result", start: str) -> str:
+    """Return counts and speeds of a finished answer, and what speculation gained.
+
+    `start` is what `Engine.speculation` said before.
+    """
     times, usage = result.timings, result.usage
     prompt = f"prompt {usage.prompt_tokens} tokens"
     if usage.cached_tokens:
@@ -65,16 +69,8 @@ def closing_line(result: "Result") -> str:
     if times.decode_tok_s:
         answer += f" at {times.decode_tok_s:.0f} tok/s"
     first = f"first token after {times.ttft_s:.2f} s"
-    return " · ".join([prompt, first, answer, _ENDS[result.finish_reason], speculation(result)])
-
-
-def speculation(result: "Result") -> str:
-    """Return whether tokens were drafted, and if so how many of them the target accepted."""
-    drafted = sum(path.drafted for path in result.paths.values())
-    if not drafted:
-        return "speculation: off (no draft given)"
-    accepted = sum(path.accepted for path in result.paths.values())
-    return f"speculation: on ({accepted} of {drafted} drafted tokens accepted)"
+    gain = f"speculation: {closing_words(result, start)}"
+    return " · ".join([prompt, first, answer, _ENDS[result.finish_reason], gain])
 
 
 def show_logprobs(engine: "Engine", result: "Result") -> None:

@@ -7,24 +7,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkinfer.cli.console import status, write_answer
-from sparkinfer.cli.flags import ProcessFlags, verb
+from sparkinfer.cli.flags import SPECULATION, ProcessFlags, verb
 from sparkinfer.cli.run import NO_MODEL, show_plan
 from sparkinfer.cli.sampling_flags import RequestFlags, RequestParts
+from sparkinfer.cli.speculation import announce, show_stats
 from sparkinfer.errors import OptionError, RequestError
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
-    from sparkinfer.engine import Conversation, Engine
+    from sparkinfer.engine import Conversation, Engine, Result
 
 HELP = """/help          this list
 /reset         forget the conversation, keep the system message
 /system TEXT   set the system message and start over; without TEXT show it
 /plan          what was resolved for this machine
+/stats         steps of the last answer, and what speculation did in it
 /exit          leave (also /quit and Ctrl-D)
 A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."""
 
 
-@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa", "cache_dir"))
+@verb(
+    RequestFlags(),
+    ProcessFlags("threads", "context", "activations", "isa", "cache_dir", *SPECULATION),
+)
 def command(
     *,
     model: Annotated[
@@ -37,6 +42,9 @@ def command(
     print_plan: Annotated[
         bool, typer.Option("--print-plan", help="Show what was resolved for this machine.")
     ] = False,
+    show_all: Annotated[
+        bool, typer.Option("--stats", help="After each answer, a table of its steps.")
+    ] = False,
     request: RequestParts,
     options: Options,
 ) -> None:
@@ -48,16 +56,25 @@ def command(
     with load_engine(model, options) as engine:
         if print_plan:
             show_plan(engine)
-        Chat(engine, system, request, options).run()
+        announce(engine, options)
+        Chat(engine, system, request, options, show_all=show_all).run()
 
 
 class Chat:
     """The loop: a line is a command or a question."""
 
     def __init__(
-        self, engine: "Engine", system: str | None, request: RequestParts, options: Options
+        self,
+        engine: "Engine",
+        system: str | None,
+        request: RequestParts,
+        options: Options,
+        *,
+        show_all: bool = False,
     ) -> None:
         self._engine = engine
+        self._last: Result | None = None
+        self._show_all = show_all
         self._request = request
         self._options = options
         self._system = system
@@ -95,7 +112,10 @@ class Chat:
             status(f"error: {error}; /reset starts over")
             return
         write_answer("\n")
-        status(closing_line(result))
+        status(closing_line(result, self._engine.speculation))
+        self._last = result
+        if self._show_all:
+            show_stats(result)
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].strip().partition(" ")
@@ -104,6 +124,7 @@ class Chat:
             "reset": lambda _: self._reset(),
             "system": self._set_system,
             "plan": lambda _: show_plan(self._engine),
+            "stats": lambda _: self._stats(),
             "exit": lambda _: self._leave(),
             "quit": lambda _: self._leave(),
         }
@@ -111,6 +132,12 @@ class Chat:
             status(f"unknown command /{name}; /help lists them")
         else:
             commands[name](rest.strip())
+
+    def _stats(self) -> None:
+        if self._last is None:
+            status("no answer yet")
+        else:
+            show_stats(self._last)
 
     def _leave(self) -> None:
         self._done = True

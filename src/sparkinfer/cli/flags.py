@@ -13,6 +13,14 @@ from sparkinfer.options import OPTIONS, Option, configure
 
 EXIT_CLOSED_PIPE = 141
 _ALWAYS = ("model_dir", "progress", "debug")
+SPECULATION = (
+    "draft",
+    "spec",
+    "dflash_proposals",
+    "dflash_rows",
+    "dflash_compact_verify",
+    "dflash_accept",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from sparkinfer.cli.console import Report, progress, status
-from sparkinfer.errors import DeviceError
+from sparkinfer.errors import DeviceError, OptionError
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
+    from sparkinfer.dflash.base import Draft
     from sparkinfer.engine import Engine
     from sparkinfer.models import Target
 
@@ -30,8 +31,30 @@ def load_engine(model: str, options: Options) -> "Engine":
             context=options.integer("context"),
             threads=options.integer("threads"),
             activations=activations(options),
+            draft=options.optional_path("draft"),
+            spec=speculation(options),
             progress=report,
         )
+
+
+def speculation(options: Options) -> Literal["auto", "on", "off"]:
+    names: dict[str, Literal["auto", "on", "off"]] = {"auto": "auto", "on": "on", "off": "off"}
+    return names[options.text("spec")]
+
+
+def loaded_draft(engine: "Engine", options: Options) -> "Draft | None":
+    """Return the draft that the engine was loaded with, None if none was given.
+
+    Raises: OptionError if one was given and speculation is switched off.
+    """
+    from sparkinfer.dflash.loop import DFlashDecoder
+
+    if options.optional_path("draft") is None:
+        return None
+    if not isinstance(engine.decoder, DFlashDecoder):
+        origin = options.setting("spec").origin
+        raise OptionError(f"spec=off ({origin}) leaves nothing to measure with a draft; use auto")
+    return engine.decoder.draft
 
 
 def announce_compiling(options: Options) -> None:

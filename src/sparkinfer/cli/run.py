@@ -2,27 +2,34 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparkinfer.cli.console import status, write_answer
-from sparkinfer.cli.flags import ProcessFlags, verb
+from sparkinfer.cli.console import progress, status, write_answer
+from sparkinfer.cli.flags import SPECULATION, ProcessFlags, verb
 from sparkinfer.cli.sampling_flags import RequestFlags, RequestParts
+from sparkinfer.cli.speculation import announce, comparison_lines, show_stats
 from sparkinfer.errors import MissingFileError, OptionError
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
+    from sparkinfer.bench.compare import Comparison
     from sparkinfer.engine import Engine, Generation, Result
 
+EXIT_DIFFERENT = 1  # of --compare: the outputs are not the same
 NO_MODEL = (
     "no model given; -m takes a GGUF file, hf:user/repo[:quant],"
     " or smollm2 (135M parameters, fetched on first use)"
 )
 
 
-@verb(RequestFlags(), ProcessFlags("threads", "context", "activations", "isa", "cache_dir"))
+@verb(
+    RequestFlags(),
+    ProcessFlags("threads", "context", "activations", "isa", "cache_dir", *SPECULATION),
+)
 def command(
     *,
     words: Annotated[
@@ -47,6 +54,16 @@ def command(
     print_plan: Annotated[
         bool, typer.Option("--print-plan", help="Show what was resolved for this machine.")
     ] = False,
+    show_all: Annotated[
+        bool, typer.Option("--stats", help="A table of the answer's steps on standard error.")
+    ] = False,
+    compared: Annotated[
+        bool,
+        typer.Option("--compare", help="Also decode plainly, in turns: what does the draft gain?"),
+    ] = False,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=2, max=100, help="Rounds of --compare.")
+    ] = 2,
     request: RequestParts,
     options: Options,
 ) -> int:
@@ -59,39 +76,87 @@ def command(
     text = read_prompt([words, prompt], file)
     if raw and system is not None:
         raise OptionError("--system needs the chat template that --raw leaves out")
+    if compared:
+        check_comparable(options)
     with load_engine(model, options) as engine:
         if print_plan:
             show_plan(engine)
+        announce(engine, options)
+        question = _Question(engine, text, system, raw, request)
         write = _ignore if as_json else write_answer
-        result = stream(_start(engine, text, system, raw, request), options, write=write)
-        if as_json:
-            print_json(engine, result, options)
-        else:
+        result = stream(question.start, options, write=write)
+        if not as_json:
             write_answer("\n")
             if request.sampling.logprobs is not None:
                 show_logprobs(engine, result)
-        status(closing_line(result))
-    return exit_code(result)
+        status(closing_line(result, engine.speculation))
+        if show_all:
+            show_stats(result)
+        code = exit_code(result)
+        comparison = None
+        if compared and code == 0:
+            comparison = _compare(question, result, rounds, options)
+            code = 0 if comparison.agrees else EXIT_DIFFERENT
+        if as_json:
+            print_json(engine, result, options, comparison)
+    return code
 
 
-def _start(
-    engine: "Engine", text: str, system: str | None, raw: bool, request: RequestParts
-) -> Callable[[Callable[[int, int], None]], "Generation"]:
-    def start(report: Callable[[int, int], None]) -> "Generation":
-        if raw:
-            prompt: Any = text
-        else:
-            messages = [] if system is None else [{"role": "system", "content": system}]
-            prompt = engine.encode_chat([*messages, {"role": "user", "content": text}])
-        return engine.stream(
-            prompt,
-            progress=report,
-            sampling=request.sampling,
-            max_tokens=request.max_tokens,
-            stop=request.stop,
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request that can be made more than once."""
+
+    engine: "Engine"
+    text: str
+    system: str | None
+    raw: bool
+    request: RequestParts
+
+    def start(self, report: Callable[[int, int], None]) -> "Generation":
+        """Begin the answer; `report` follows the prompt's tokens."""
+        return self.engine.stream(self._prompt(), progress=report, **self._options())
+
+    def again(self, seed: int, speculate: bool) -> "Result":
+        """Return another answer with the same seed, its prompt computed anew."""
+        sampling = replace(self.request.sampling, seed=seed)
+        fresh = {**self._options(), "sampling": sampling, "reuse_prefix": False}
+        return self.engine.generate(self._prompt(), **fresh, speculate=speculate)
+
+    def _prompt(self) -> Any:
+        if self.raw:
+            return self.text
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return self.engine.encode_chat([*messages, {"role": "user", "content": self.text}])
+
+    def _options(self) -> dict[str, Any]:
+        request = self.request
+        limits = {"max_tokens": request.max_tokens, "stop": request.stop}
+        return {"sampling": request.sampling, **limits}
+
+
+def check_comparable(options: Options) -> None:
+    """Raises: OptionError if there will be no speculation to compare with plain decoding."""
+    if options.optional_path("draft") is None:
+        raise OptionError("--compare needs a draft; -md takes a GGUF file or a folder")
+    if options.text("spec") == "off":
+        raise OptionError("--compare needs speculation, which --spec off switches off")
+
+
+def _compare(question: _Question, result: "Result", rounds: int, options: Options) -> "Comparison":
+    from sparkinfer.bench.compare import compare
+
+    exact = options.text("dflash_accept") == "match" or question.request.sampling.greedy
+    with progress(options) as report:
+        comparison = compare(
+            lambda speculate: question.again(result.seed, speculate),
+            rounds,
+            report,
+            printed=result,
+            compared=exact,
         )
-
-    return start
+    for line in comparison_lines(comparison):
+        status(line)
+    return comparison
 
 
 def read_prompt(given: list[str | None], file: Path | None) -> str:
@@ -131,9 +196,13 @@ def show_plan(engine: "Engine") -> None:
         status(f"plan: {key} = {value}")
 
 
-def print_json(engine: "Engine", result: "Result", options: Options) -> None:
+def print_json(
+    engine: "Engine", result: "Result", options: Options, comparison: "Comparison | None" = None
+) -> None:
     """Print the result with all that led to it."""
     import json
 
     facts = {**result.to_dict(), "plan": dict(engine.plan), "options": options.block()}
+    if comparison is not None:
+        facts["compare"] = comparison.to_dict()
     print(json.dumps(facts, default=str))

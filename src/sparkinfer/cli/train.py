@@ -1,0 +1,147 @@
+"""`sparkinfer train`: train a draft for a model, from nothing but the model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparkinfer.cli.console import progress, status
+from sparkinfer.cli.flags import ProcessFlags, verb
+from sparkinfer.errors import DeviceError, OptionError
+from sparkinfer.options import Options
+
+
+@verb(ProcessFlags())
+def command(
+    *,
+    model: Annotated[
+        str, typer.Option("-m", "--model", help="The target: a file, a known name or hf:user/repo.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A folder; a run that stopped goes on from it.")
+    ],
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0, help="End after this time; 0 counts steps alone.")
+    ] = 0.0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Updates, at most.")] = 2000,
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the draft.")] = 3,
+    taps: Annotated[
+        str, typer.Option("--taps", help="Layers of the target to read, like 1,8,14,20,27.")
+    ] = "",
+    block: Annotated[int, typer.Option("--block", help="Rows of a block.")] = 8,
+    from_anchor: Annotated[
+        bool, typer.Option("--from-anchor", help="The anchor's row proposes a token too.")
+    ] = False,
+    causal: Annotated[
+        bool, typer.Option("--causal/--no-causal", help="Rows see earlier rows of a block only.")
+    ] = True,
+    window: Annotated[int, typer.Option("--window", help="Context a block sees; 0: all.")] = 0,
+    vocabulary: Annotated[
+        int, typer.Option("--vocabulary", help="Tokens the draft can propose; 0: all.")
+    ] = 0,
+    markov: Annotated[int, typer.Option("--markov", help="Rank of a Markov head; 0: none.")] = 0,
+    conversations: Annotated[
+        int, typer.Option("--conversations", min=1, help="Conversations the model writes.")
+    ] = 2048,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a conversation.")] = 512,
+    generate_batch: Annotated[
+        int, typer.Option("--generate-batch", min=1, help="Conversations written at a time.")
+    ] = 64,
+    answer_limit: Annotated[
+        int, typer.Option("--answer-limit", min=1, help="Tokens of an answer, at most.")
+    ] = 256,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Conversations of an earlier run (.npz).")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="What to ask, one a line or JSONL; default: the model asks."),
+    ] = None,
+    held_out: Annotated[
+        Path | None, typer.Option("--held-out", help="Prompts to measure with, never trained on.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", help="Conversations a step.")] = 8,
+    anchors: Annotated[int, typer.Option("--anchors", help="Blocks a conversation and step.")] = 32,
+    lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 1e-3,
+    optimiser: Annotated[str, typer.Option("--optimiser", help="adamw | muon.")] = "adamw",
+    weighting: Annotated[str, typer.Option("--weighting", help="dpace | exponential.")] = "dpace",
+    distill: Annotated[
+        float, typer.Option("--distill", help="Share of the loss on the target's distribution.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of data and training.")] = 0,
+    evaluate_every: Annotated[
+        int, typer.Option("--evaluate-every", min=0, help="Steps between measurements; 0: at the end.")
+    ] = 0,
+    save_every: Annotated[
+        int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: at the end.")
+    ] = 500,
+    device: Annotated[str, typer.Option("--device", help="auto | cpu | cuda.")] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the training step; pays in long runs.")
+    ] = False,
+    quantisation: Annotated[
+        str, typer.Option("--quantisation", help="Format of the matrices in draft.gguf.")
+    ] = "Q8_0",
+    options: Options,
+) -> None:
+    """Train a DFlash draft: the model writes conversations, the draft learns to propose its tokens.
+
+    Several GPUs: torchrun --nproc-per-node N -m sparkinfer train ...
+    """
+    try:
+        from sparkinfer.training.pipeline import Job, run_job
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "safetensors"):
+            raise
+        raise DeviceError(
+            f"training needs {error.name}, which is not installed; pip install 'sparkinfer[train]'"
+        ) from None
+    from sparkinfer.pull import locate
+    from sparkinfer.training.config import DataPlan, TrainPlan
+
+    with progress(options) as report:
+        job = Job(
+            model=locate(model, options.path("model_dir"), report),
+            output=output,
+            data=DataPlan(
+                conversations, length, min(generate_batch, conversations), answer_limit=answer_limit
+            ),
+            plan=TrainPlan(
+                steps=steps,
+                minutes=minutes,
+                rows=rows,
+                anchors=anchors,
+                lr=lr,
+                optimiser=optimiser,
+                weighting=weighting,
+                distill=distill,
+                seed=seed,
+                evaluate_every=evaluate_every,
+                save_every=save_every,
+            ),
+            layers=layers,
+            taps=_numbers(taps),
+            block=block,
+            from_anchor=from_anchor,
+            causal=causal,
+            window=window,
+            vocabulary=vocabulary,
+            markov_rank=markov,
+            conversations=data,
+            prompts=prompts,
+            held_out=held_out,
+            device=device,
+            compiled=compiled,
+            quantisation=quantisation,
+        )
+        measured = run_job(job, status, report)
+    if measured is not None:
+        print(measured.describe())
+        status(f"wrote {output}/model.safetensors and {output}/draft.gguf")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise OptionError(f"--taps {text}: expected numbers with commas between them") from None
