@@ -115,14 +115,21 @@ class GuessDraft(ZooDraft):
     """Knows the whole text (prompt and plain output) and makes of it what `guess` says."""
 
     def __init__(
-        self, name: str, n_vocab: int, known: Sequence[int], guess: Guess, taps: Sequence[int] = (0,)
+        self,
+        name: str,
+        n_vocab: int,
+        known: Sequence[int],
+        guess: Guess,
+        taps: Sequence[int] = (0,),
     ) -> None:
         super().__init__(name, n_vocab, taps)
         self.known, self.guess = list(known), guess
 
     def proposals(self, anchor: int, depth: int) -> TokenProposals:
         here = self.length
-        assert here >= len(self.known) or self.known[here] == anchor, "an anchor off the plain output"
+        assert here >= len(self.known) or self.known[here] == anchor, (
+            "an anchor off the plain output"
+        )
         ahead = self.known[here + 1 : here + 1 + depth]
         right: list[int | None] = [*ahead, *[None] * (depth - len(ahead))]
         tokens = self.guess(right, self.turns)

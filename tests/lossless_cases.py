@@ -1,4 +1,4 @@
-"""One case of the claim that speculation changes nothing: plain decoding and any draft, path and depth, side by side."""
+"""Plain decoding and any draft, path and depth, side by side: cases of the claim that speculation changes nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -224,9 +224,7 @@ def random_case(rng: np.random.Generator) -> Case:
     )
 
 
-def draft_for(
-    kind: str, target: Any, tokenizer: Any, known: Sequence[int], seed: int
-) -> ZooDraft:
+def draft_for(kind: str, target: Any, tokenizer: Any, known: Sequence[int], seed: int) -> ZooDraft:
     """A zoo draft over a loaded model, with two taps."""
     layers = target.config.n_layers
     return make_draft(
@@ -259,5 +257,3 @@ def step_paths(result: Any) -> Mapping[str, int]:
         path = name.split("/")[0]
         counts[path] = counts.get(path, 0) + count.steps
     return counts
-
-

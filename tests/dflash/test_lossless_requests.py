@@ -61,7 +61,10 @@ class Session:
         return prompt if len(prompt) + COUNT < 500 else self.tokens(9)
 
     def run(self, kind: str, **extra: object) -> None:
-        prompt, options = self.prompt(kind), {**FREE, "seed": int(self.rng.integers(2**31)), **extra}
+        prompt, options = (
+            self.prompt(kind),
+            {**FREE, "seed": int(self.rng.integers(2**31)), **extra},
+        )
         if self.rng.random() < 0.5:
             options["temperature"] = 1.0
         alone = plain_outcome(self.fresh, prompt, **options)
@@ -167,8 +170,11 @@ TRIPS: tuple[Trip, ...] = (
 
 
 @pytest.mark.parametrize("trip", TRIPS)
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a fault")], ids=["ctrl-c", "fault"])
+@pytest.mark.parametrize(
+    ("error", "path"),
+    [(KeyboardInterrupt(), path) for path in PATHS] + [(RuntimeError("a fault"), "window")],
+    ids=[f"ctrl-c-{path}" for path in PATHS] + ["fault-window"],
+)
 @pytest.mark.parametrize("name", ["qwen3-tiny-Q8_0", "qwen35-tiny-F32"])
 def test_an_exception_inside_a_step_leaves_the_engine_usable(monkeypatch, name, error, path, trip):
     """51: it is raised, the text so far is the plain one, and the next requests are as if nothing had happened."""
@@ -208,6 +214,8 @@ def test_the_context_is_filled_to_its_last_token(name, depth):
         options = {"ignore_eos": True, "logprobs": 0}
         wanted = plain_outcome(plain, prompt, **options)
         draft = draft_for("oracle", target, tokenizer, [*prompt, *wanted.tokens], 0)
-        got, _ = outcome(spec_engine(target, tokenizer, draft, [(depth + 1, path)]), prompt, **options)
+        got, _ = outcome(
+            spec_engine(target, tokenizer, draft, [(depth + 1, path)]), prompt, **options
+        )
         assert not wanted.differences(got)
         assert (len(got.tokens), got.finish_reason) == (64 - length, "context")
