@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend, Buffer, Weight
 from sparkinfer.errors import ShapeError
-from sparkinfer.gguf import GGUFFile
 from sparkinfer.kernels.linear import pack_weight
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 from sparkinfer.quant.tiles import LAYOUTS
@@ -20,26 +20,58 @@ Progress = Callable[[str, int, int], None]
 Shape = tuple[int, ...]
 
 
+class TensorEntry(Protocol):
+    """One tensor; `shape[0]` is contiguous."""
+
+    @property
+    def shape(self) -> Shape: ...
+    @property
+    def type_name(self) -> str: ...
+    @property
+    def n_bytes(self) -> int: ...
+
+
+class TensorSource(Protocol):
+    """Where weights come from: a GGUF file, or another file behind the same table."""
+
+    path: Path
+
+    @property
+    def tensors(self) -> Mapping[str, TensorEntry]: ...
+    def data(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, uint8 [n_bytes]."""
+
+    def release(self, name: str) -> None:
+        """Let the system take back the memory of a tensor's pages."""
+
+    def require_decodable(self, names: Iterable[str] | None = None) -> None:
+        """Raise UnsupportedError for a tensor without decoder."""
+
+
 def check_tensors(
-    file: GGUFFile, expected: Mapping[str, Shape], optional: Iterable[str] = ()
+    file: TensorSource, expected: Mapping[str, Shape], optional: Iterable[str] = ()
 ) -> None:
     """Compare the file with the tensors a model needs (shapes in GGUF order, contiguous dimension first).
 
     Raises ShapeError listing every missing tensor and every wrong shape, UnsupportedError for a type without decoder.
     """
     skip = {name for name in optional if name not in file.tensors}
+    problems = tensor_problems(file, {k: v for k, v in expected.items() if k not in skip})
+    if problems:
+        raise ShapeError(f"{file.path} does not fit its metadata: {'; '.join(problems)}")
+    file.require_decodable(name for name in expected if name not in skip)
+
+
+def tensor_problems(file: TensorSource, expected: Mapping[str, Shape]) -> list[str]:
+    """What is missing or has another shape, one phrase each."""
     problems = []
     for name, shape in expected.items():
-        if name in skip:
-            continue
         info = file.tensors.get(name)
         if info is None:
             problems.append(f"{name} is missing")
         elif _trimmed(info.shape) != _trimmed(shape):
             problems.append(f"{name} is {_text(info.shape)}, expected {_text(shape)}")
-    if problems:
-        raise ShapeError(f"{file.path} does not fit its metadata: {'; '.join(problems)}")
-    file.require_decodable(name for name in expected if name not in skip)
+    return problems
 
 
 def _trimmed(shape: Shape) -> Shape:
@@ -56,7 +88,7 @@ def _text(shape: Shape) -> str:
 class Weights:
     """Reads tensors of an open file. `exact`: expand every matrix to float32 (activations stay float32 too)."""
 
-    file: GGUFFile
+    file: TensorSource
     backend: Backend
     exact: bool
     progress: Progress | None = None

@@ -39,3 +39,14 @@ class KvCache:
         for array in (self._keys, self._values):
             planes = array[: array.size // self.plane_bytes * self.plane_bytes]
             planes.reshape(-1, self.plane_bytes)[:, :used] = 0
+
+    def drop(self, positions: int, used: int) -> None:
+        """Forget the first `positions` (a multiple of 16) of `used` in every plane; the later ones move down."""
+        assert positions % 16 == 0, positions
+        first, end = self._shape.plane_bytes(positions), self._shape.plane_bytes(used)
+        for array in (self._keys, self._values):
+            for start in range(
+                0, array.size // self.plane_bytes * self.plane_bytes, self.plane_bytes
+            ):
+                plane = array[start : start + self.plane_bytes]
+                plane[: end - first] = plane[first:end]

@@ -1,0 +1,132 @@
+"""BlockDraft: a loaded block-diffusion draft with the context of one sequence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Backend, Buffer
+from sparkinfer.dflash.base import Features
+from sparkinfer.dflash.config import DraftConfig
+from sparkinfer.dflash.context import ContextRows
+from sparkinfer.dflash.network import CONTEXT_ROWS, DraftNetwork, Tapes
+from sparkinfer.dflash.proposals import BlockProposals, Output, Table
+from sparkinfer.errors import RequestError
+from sparkinfer.kernels import run_params as P
+from sparkinfer.kernels.attention import chunks
+from sparkinfer.models.config import MAX_WIDTH
+
+Floats = NDArray[np.float32]
+
+
+class BlockDraft:
+    """Implements `dflash.base.Draft`. One call at a time; it shares the backend with its target."""
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        backend: Backend,
+        network: DraftNetwork,
+        rows: ContextRows,
+        output: Output,
+        embedding: Table,
+        mask: Floats,
+        plan: Mapping[str, Any],
+    ) -> None:
+        """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`."""
+        self.config, self.output = config, output
+        self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
+        self._plan = dict(plan)
+        self._rows, self._embedding = rows, embedding
+        self._mask = mask * np.float32(config.embedding_scale)
+        self._params: Buffer = backend.buffer(1, P.WORDS, np.int64)
+        self.tapes = Tapes(backend, network, self._params, rows.size, config.eps)
+
+    @property
+    def plan(self) -> Mapping[str, Any]:
+        return self._plan
+
+    @property
+    def length(self) -> int:
+        return self._rows.length
+
+    @property
+    def gap(self) -> int:
+        return self._rows.first
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        if len(tokens) > self._rows.context:
+            raise RequestError(
+                f"{len(tokens)} tokens exceed the draft's context of {self._rows.context}"
+            )
+        self._rows.begin(tokens)
+
+    def extend(self, tokens: Sequence[int], features: Features) -> None:
+        """Raises RequestError for features of another shape, too many rows or no room."""
+        wanted = (len(tokens), len(self.taps) * self.config.n_embd)
+        if features.shape != wanted:
+            raise RequestError(f"features are {features.shape}, expected {wanted}")
+        if len(tokens) > CONTEXT_ROWS:
+            raise RequestError(f"{len(tokens)} context rows at once, accepted are {CONTEXT_ROWS}")
+        if self.length + len(tokens) > self._rows.context:
+            raise RequestError(
+                f"{len(tokens)} more tokens after {self.length} exceed the draft's context of {self._rows.context}"
+            )
+        done = 0
+        for count in pieces(len(tokens)):
+            self._rows.make_room(count)
+            self.tapes.features.f32.array[:count] = features[done : done + count]
+            self._set_params(count)
+            self.tapes.context(count).replay()
+            self._rows.append(tokens[done : done + count])
+            done += count
+
+    def propose(self, anchor: int, depth: int) -> BlockProposals:
+        """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""
+        if not 1 <= depth <= self.max_depth:
+            raise RequestError(f"depth {depth} is outside 1 .. {self.max_depth}")
+        if not 0 <= anchor < self.output.n_vocab:
+            raise RequestError(
+                f"anchor {anchor} is outside the vocabulary of {self.output.n_vocab}"
+            )
+        first = 0 if self.config.from_anchor else 1
+        rows = first + depth if self.config.shortens else self.config.block
+        self._rows.make_room(rows)
+        scale = np.float32(self.config.embedding_scale)
+        self.tapes.x.array[0] = self._embedding.take([anchor])[0] * scale
+        self.tapes.x.array[1:rows] = self._mask
+        self._set_params(rows)
+        self.tapes.block(rows, first, depth).replay()
+        logits = self.tapes.logits.array[:depth, : self.tapes.network.head.outputs]
+        return BlockProposals(logits, self.output)
+
+    def assume(self, length: int) -> None:
+        self._rows.assume(length)
+
+    def warm_up(self) -> None:
+        """Record (and compile) what every request needs."""
+        for rows in (1, CONTEXT_ROWS):
+            self.tapes.context(rows)
+        first = 0 if self.config.from_anchor else 1
+        for depth in {1, self.max_depth}:
+            rows = first + depth if self.config.shortens else self.config.block
+            self.tapes.block(rows, first, depth)
+
+    def _set_params(self, width: int) -> None:
+        rows, config, p = self._rows, self.config, self._params.array[0]
+        position, first = rows.length - rows.base, max(0, rows.first - rows.base)
+        p[P.POSITION // 8], p[P.ROTATION // 8], p[P.FIRST // 8] = position, rows.base, first
+        p[P.KEYS // 8], p[P.VALUES // 8] = rows.cache.keys, rows.cache.values
+        p[P.HEAD_BYTES // 8] = rows.cache.plane_bytes
+        p[P.ATTENTION_CHUNKS // 8] = chunks(position, width, config.kv_heads, first=first)
+        p[P.WINDOW_CHUNKS // 8] = chunks(
+            position, width, config.kv_heads, first=first, window=config.window
+        )
+
+
+def pieces(count: int) -> list[int]:
+    """How `count` context rows are split: every piece has a tape of its own, so few sizes are used."""
+    if count == CONTEXT_ROWS:
+        return [CONTEXT_ROWS]
+    return [MAX_WIDTH] * (count // MAX_WIDTH) + ([count % MAX_WIDTH] if count % MAX_WIDTH else [])

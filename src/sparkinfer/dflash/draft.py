@@ -1,0 +1,251 @@
+"""load_draft: from a folder or a GGUF file to a draft for one target, everything checked before it is loaded."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.dflash.block_draft import BlockDraft
+from sparkinfer.dflash.checkpoint import Checkpoint, open_gguf_draft, open_safetensors
+from sparkinfer.dflash.config import DraftConfig, read_json_config
+from sparkinfer.dflash.config_gguf import read_gguf_config
+from sparkinfer.dflash.context import ContextRows, cache_rows_of
+from sparkinfer.dflash.fit import (
+    EMBEDDING,
+    HEAD,
+    IDS,
+    MARKOV,
+    MASK,
+    OFFSETS,
+    check_fit,
+    draft_vocabulary,
+)
+from sparkinfer.dflash.network import DraftNetwork, build_layer
+from sparkinfer.dflash.proposals import MarkovHead, Output, Table
+from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
+from sparkinfer.gguf import open_gguf
+from sparkinfer.kernels.linear import pack_weight
+from sparkinfer.machine import available_memory
+from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.decoder import Target
+from sparkinfer.models.weights import Progress, Weights
+from sparkinfer.quant.formats import QUANT_FORMATS
+from sparkinfer.state.kv_cache import KvShape
+
+__all__ = ["BlockDraft", "load_draft"]
+
+
+def load_draft(
+    path: str | os.PathLike[str],
+    target: Target,
+    *,
+    context: int | None = None,
+    progress: Progress | None = None,
+) -> BlockDraft:
+    """Open, check and pack a draft for `target`, on its backend. `context`: most tokens (default: the target's).
+
+    `path` is a folder with config.json and model.safetensors (or shards and their index), or a GGUF file.
+    Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
+    MemoryLimitError, RequestError for the context.
+    """
+    size = target.context if context is None else context
+    if not 1 <= size <= target.context:
+        raise RequestError(f"draft context {size} is outside 1 .. {target.context}, the target's")
+    config, checkpoint = _open(Path(path), target)
+    check_fit(config, checkpoint, target.config)
+    exact = target.plan["activations"] == "f32"
+    shape = KvShape(config.n_layers, config.kv_heads, config.head_size, 4 if exact else 2)
+    window = config.window if all(config.windows) else 0
+    _check_memory(config, checkpoint, shape, size, window, exact)
+    weights = Weights(checkpoint, target.backend, exact, progress)
+    ids = _ids(checkpoint, target.config.n_vocab)
+    network = _build(weights, config, checkpoint, target, ids, size)
+    output = Output(
+        n_vocab=target.config.n_vocab,
+        ids=ids,
+        multiplier=config.output_multiplier,
+        softcap=config.softcap,
+        markov=_markov(weights, checkpoint, ids),
+    )
+    embedding = _embedding(checkpoint, target)
+    mask = weights.floats(MASK).reshape(-1) if MASK in checkpoint.tensors else None
+    rows = ContextRows(shape, size, window)
+    draft = BlockDraft(
+        config,
+        target.backend,
+        network,
+        rows,
+        output,
+        embedding,
+        embedding.take([config.mask_id])[0] if mask is None else mask,
+        _plan(config, checkpoint, weights, network, rows),
+    )
+    draft.warm_up()
+    return draft
+
+
+def _open(path: Path, target: Target) -> tuple[DraftConfig, Checkpoint]:
+    if path.is_dir():
+        config = read_json_config(path)
+        checkpoint = open_safetensors(path)
+    elif path.is_file():
+        file = open_gguf(path)
+        config, checkpoint = read_gguf_config(file, target.config.n_vocab), open_gguf_draft(file)
+    else:
+        raise MissingFileError(
+            f"there is no draft at {path}; accepted: a folder with config.json, or a GGUF file"
+        )
+    _split_fused(config, checkpoint)
+    return config, checkpoint
+
+
+def _split_fused(config: DraftConfig, checkpoint: Checkpoint) -> None:
+    """Some exporters stack q, k and v."""
+    heads, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+    for layer in range(config.n_layers):
+        prefix = f"layers.{layer}.self_attn."
+        fused = checkpoint.tensors.get(f"{prefix}qkv_proj.weight")
+        if fused is not None and fused.shape[1:] == (heads + 2 * kv,):
+            parts = {f"{prefix}{n}_proj.weight": r for n, r in (("q", heads), ("k", kv), ("v", kv))}
+            checkpoint.split_rows(f"{prefix}qkv_proj.weight", parts)
+
+
+def _ids(checkpoint: Checkpoint, n_vocab: int) -> NDArray[np.int64] | None:
+    """The target's id of each id of a draft with a vocabulary of its own. Raises ShapeError for bad ids."""
+    if IDS in checkpoint.tensors:
+        ids = checkpoint.integers(IDS)
+    elif OFFSETS in checkpoint.tensors:
+        offsets = checkpoint.integers(OFFSETS)
+        ids = offsets + np.arange(len(offsets))
+    else:
+        return None
+    if ids.min() < 0 or ids.max() >= n_vocab or len(np.unique(ids)) != len(ids):
+        raise ShapeError(
+            f"the draft's vocabulary maps to ids {ids.min()} .. {ids.max()}; expected different ids in"
+            f" 0 .. {n_vocab - 1}"
+        )
+    return ids
+
+
+def _build(
+    weights: Weights,
+    config: DraftConfig,
+    checkpoint: Checkpoint,
+    target: Target,
+    ids: NDArray[np.int64] | None,
+    context: int,
+) -> DraftNetwork:
+    def part(index: int) -> Any:
+        return (
+            weights.matrix("fc.weight") if index == 0 else build_layer(weights, config, index - 1)
+        )
+
+    fc, *layers = weights.map(part, 1 + config.n_layers)
+    head = target.network.head
+    if HEAD in checkpoint.tensors:
+        head = weights.matrix(HEAD)
+    elif ids is not None:
+        head = _target_rows(target, ids)
+    table = config.rotation.table(context + MAX_WIDTH, config.head_size)
+    return DraftNetwork(
+        fc=fc,
+        hidden_norm=weights.vector("hidden_norm.weight"),
+        layers=tuple(layers),
+        norm=weights.vector("norm.weight"),
+        head=head,
+        rope_table=weights.rows(table),
+    )
+
+
+def _target_rows(target: Target, ids: NDArray[np.int64]) -> Any:
+    """Some rows of the target's LM head, packed in its own format."""
+    file = target.file
+    name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    kind = file.tensors[name].type_name
+    table = Table(kind, file.blocks(name))
+    if target.network.head.format_name == "F32" != kind:
+        kind, rows = "F32", table.take(ids).view(np.uint8)
+    else:
+        rows = table.rows[ids]
+    blocks = rows.reshape(-1, QUANT_FORMATS[kind].block_bytes)
+    return pack_weight(target.backend, kind, blocks, len(ids), target.config.n_embd)
+
+
+def _markov(
+    weights: Weights, checkpoint: Checkpoint, ids: NDArray[np.int64] | None
+) -> MarkovHead | None:
+    if MARKOV[0] not in checkpoint.tensors:
+        return None
+    info = checkpoint.tensors[MARKOV[0]]
+    before = Table(info.type_name, checkpoint.data(MARKOV[0]).reshape(info.shape[1], -1))
+    after = weights.floats(MARKOV[1])
+    if ids is not None and len(after) != len(ids):
+        after = np.ascontiguousarray(after[ids])
+    return MarkovHead(before, after)
+
+
+def _embedding(checkpoint: Checkpoint, target: Target) -> Table:
+    """The draft's own table where it has one, else the target's."""
+    if EMBEDDING in checkpoint.tensors:
+        info = checkpoint.tensors[EMBEDDING]
+        return Table(info.type_name, checkpoint.data(EMBEDDING).reshape(info.shape[1], -1))
+    name = "token_embd.weight"
+    return Table(target.file.tensors[name].type_name, target.file.blocks(name))
+
+
+def _check_memory(
+    config: DraftConfig,
+    checkpoint: Checkpoint,
+    shape: KvShape,
+    context: int,
+    window: int,
+    exact: bool,
+) -> None:
+    """Refuse before loading what cannot fit."""
+    weights = sum(
+        4 * int(np.prod(info.shape)) if exact else info.n_bytes
+        for info in checkpoint.tensors.values()
+    )
+    cache = shape.n_bytes(cache_rows_of(context, window))
+    table = 8 * context * config.head_size
+    needed, available = int(weights * 1.1) + cache + table, available_memory()
+    if needed > available:
+        raise MemoryLimitError(
+            f"the draft {checkpoint.path.name} needs about {needed / 2**30:.1f} GiB (weights {weights / 2**30:.1f},"
+            f" context {context}: {(cache + table) / 2**30:.1f}), {available / 2**30:.1f} GiB are available;"
+            " try a smaller -c"
+        )
+
+
+def _plan(
+    config: DraftConfig,
+    checkpoint: Checkpoint,
+    weights: Weights,
+    network: DraftNetwork,
+    rows: ContextRows,
+) -> dict[str, Any]:
+    own_head, reduced = HEAD in checkpoint.tensors, draft_vocabulary(checkpoint)
+    return {
+        "draft": config.name,
+        "layout": config.layout,
+        "layers": config.n_layers,
+        "taps": list(config.taps),
+        "block": config.block,
+        "max_depth": config.max_depth,
+        "rows": "depth" if config.shortens else "block",
+        "from_anchor": config.from_anchor,
+        "mask_id": config.mask_id,
+        "windows": list(config.windows),
+        "causal": list(config.causal),
+        "rope": config.rotation.kind,
+        "head": "own" if own_head else "rows of the target's" if reduced else "the target's",
+        "head_ids": network.head.outputs,
+        "markov": MARKOV[0] in checkpoint.tensors,
+        "weight_bytes": {kind: weights.formats[kind] for kind in sorted(weights.formats)},
+        "head_bytes": network.head.n_bytes,
+        "context": rows.context,
+        "cache_rows": rows.size,
+        "cache_bytes": rows.n_bytes,
+    }

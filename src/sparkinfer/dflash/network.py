@@ -1,0 +1,140 @@
+"""The draft's network on the target's backend: its weights, and the tapes of context rows and of blocks."""
+
+from dataclasses import dataclass, replace
+
+from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
+from sparkinfer.dflash.config import DraftConfig
+from sparkinfer.kernels.linear import linear
+from sparkinfer.kernels.quantise import quantise
+from sparkinfer.kernels.rope import cache_rows
+from sparkinfer.kernels.shapes import Heads
+from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.layers import Attention, FeedForward, Run
+from sparkinfer.models.weights import Weights
+from sparkinfer.models.workspace import Workspace
+
+CONTEXT_ROWS = 64  # most context rows of one tape
+
+
+@dataclass(frozen=True)
+class DraftNetwork:
+    """Weights of a draft; `head` may be the target's."""
+
+    fc: Weight
+    hidden_norm: Buffer
+    layers: tuple[tuple[Attention, FeedForward], ...]
+    norm: Buffer
+    head: Weight
+    rope_table: Buffer
+
+
+def build_layer(weights: Weights, config: DraftConfig, layer: int) -> tuple[Attention, FeedForward]:
+    """Load one layer."""
+    prefix = f"layers.{layer}."
+    shape = Heads(
+        layer=layer,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_size=config.head_size,
+        rotated=config.head_size,
+        interleaved=False,
+        gated=False,
+        eps=config.eps,
+        causal=config.causal[layer],
+        window=config.windows[layer],
+    )
+    gate, up = weights.pair(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
+    attention = Attention(
+        shape=shape,
+        norm=weights.vector(f"{prefix}input_layernorm.weight"),
+        q=weights.matrix(f"{prefix}self_attn.q_proj.weight"),
+        k=weights.matrix(f"{prefix}self_attn.k_proj.weight"),
+        v=weights.matrix(f"{prefix}self_attn.v_proj.weight"),
+        output=weights.matrix(f"{prefix}self_attn.o_proj.weight"),
+        q_norm=weights.vector(f"{prefix}self_attn.q_norm.weight"),
+        k_norm=weights.vector(f"{prefix}self_attn.k_norm.weight"),
+    )
+    feed_forward = FeedForward(
+        norm=weights.vector(f"{prefix}post_attention_layernorm.weight"),
+        gate=gate,
+        up=up,
+        down=weights.matrix(f"{prefix}mlp.down_proj.weight"),
+    )
+    return attention, feed_forward
+
+
+class Tapes:
+    """Everything a draft records, made when first asked for, and the buffers that replays read and write."""
+
+    def __init__(
+        self, backend: Backend, network: DraftNetwork, params: Buffer, context: int, eps: float
+    ) -> None:
+        self.backend, self.network, self.params = backend, network, params
+        self._context, self._eps = context, eps
+        self._long, self._short = Workspace(backend, CONTEXT_ROWS), Workspace(backend, MAX_WIDTH)
+        self.features: Activation = backend.activation(
+            CONTEXT_ROWS, network.fc.inputs, quantised=network.fc.quantised
+        )
+        self.x = self._short.buffer("x", network.fc.outputs)
+        self.logits = self._short.buffer("logits", network.head.padded_outputs)
+        self._contexts: dict[int, Tape] = {}
+        self._blocks: dict[tuple[int, int, int], Tape] = {}
+
+    def context(self, rows: int) -> Tape:
+        """From `features` to `rows` rows of every layer's keys and values."""
+        if rows not in self._contexts:
+            self._contexts[rows] = self._record_context(rows)
+        return self._contexts[rows]
+
+    def block(self, rows: int, first: int, depth: int) -> Tape:
+        """From `rows` rows of `x` to logits of the `depth` rows from `first` on."""
+        key = (rows, first, depth)
+        if key not in self._blocks:
+            self._blocks[key] = self._record_block(*key)
+        return self._blocks[key]
+
+    def _run(self, rows: int, space: Workspace, x: Buffer) -> Run:
+        return Run(
+            self.backend.recorder(rows), space, x, self.params, self.network.rope_table, self._context, self._eps,
+        )  # fmt: skip
+
+    def _record_context(self, rows: int) -> Tape:
+        network, space = self.network, self._long
+        run = self._run(rows, space, space.buffer("mixed features", network.fc.padded_outputs))
+        if network.fc.quantised:
+            quantise(run.recorder, self.features)
+        linear(run.recorder, self.features, [network.fc], [run.x])
+        attentions = [attention for attention, _ in network.layers]
+        weights = [weight for a in attentions for weight in (a.k, a.v)]
+        buffers = [
+            space.buffer(f"{what} {layer}", weight.padded_outputs)
+            for layer, a in enumerate(attentions)
+            for what, weight in (("k", a.k), ("v", a.v))
+        ]
+        linear(run.recorder, run.norm(network.hidden_norm, weights), weights, buffers)
+        with run.recorder.together():
+            for a, k, v in zip(attentions, buffers[::2], buffers[1::2], strict=True):
+                cache_rows(run.recorder, k, v, a.shape, network.rope_table, self.params, a.k_norm)
+        return run.recorder.finish()
+
+    def _record_block(self, rows: int, first: int, depth: int) -> Tape:
+        network = self.network
+        run = self._run(rows, self._short, self.x)
+        for attention, feed_forward in network.layers:
+            attention.record(run)
+            feed_forward.record(run)
+        run = replace(run, x=_rows(self.x, first, depth))
+        run.recorder.rows = depth
+        x = run.norm(network.norm, [network.head])
+        linear(run.recorder, x, [network.head], [self.logits])
+        return run.recorder.finish()
+
+
+def _rows(buffer: Buffer, first: int, count: int) -> Buffer:
+    """Some rows of a shared buffer as a buffer."""
+    return replace(
+        buffer,
+        array=buffer.array[first : first + count],
+        address=buffer.address + first * buffer.stride,
+        rows=count,
+    )
