@@ -154,7 +154,7 @@ def check_settings(
     """
     paths = drafting.decoder.paths
     scripted = drafting.draft is oracle.draft
-    prepare = oracle.load(_script(drafting.most)) if scripted else None
+    mixed = oracle.load(_mixed_script(drafting.most)) if scripted else None
     settings, left_out, pairs = [], [], []
     for path in (path for path in paths.order if path.name in names):
         refused: list[int] = []
@@ -163,17 +163,16 @@ def check_settings(
                 refused.append(depth)
                 continue
             pairs.append((depth + 1, path.name))
+            prepare = oracle.load(_script(depth)) if scripted else None
             side = drafting.forced(f"{path.name}, depth {depth}", [pairs[-1]], prepare)
             settings.append(Setting(side, path.name))
         if refused:
             left_out.append(
                 f"{path.name} at depth {_range(refused)}: {path.refusal(refused[-1] + 1)}"
             )
-    settings.append(Setting(drafting.planner(prepare)))
+    settings.append(Setting(drafting.planner(mixed)))
     if pairs:
-        settings.append(
-            Setting(drafting.forced("another path each step", _shuffled(pairs), prepare))
-        )
+        settings.append(Setting(drafting.forced("another path each step", _shuffled(pairs), mixed)))
     return settings, left_out
 
 
@@ -185,14 +184,21 @@ def scripted_settings(drafting: Drafting, oracle: Oracle) -> list[Setting]:
         for depth in range(1, drafting.most + 1)
         if path.refusal(depth + 1) is None
     ]
-    prepare = oracle.load(_script(drafting.most))
+    prepare = oracle.load(_mixed_script(drafting.most))
     changing = drafting.forced("scripted drafts, another path each step", _shuffled(pairs), prepare)
     return [Setting(drafting.planner(prepare, "scripted drafts, planner")), Setting(changing)]
 
 
 def _script(depth: int) -> list[int]:
-    """Accepted drafts a step: every number from none to all, in no order."""
+    """Accepted drafts a step for windows of one depth: every number from none to all, in no order."""
     drawn: list[int] = np.random.default_rng(_SEED).integers(0, depth + 1, _TURNS).tolist()
+    return drawn
+
+
+def _mixed_script(depth: int) -> list[int]:
+    """The same for windows of any depth up to this one: small numbers come more often."""
+    random = np.random.default_rng(_SEED)
+    drawn: list[int] = random.integers(0, random.integers(0, depth + 1, _TURNS) + 1).tolist()
     return drawn
 
 
