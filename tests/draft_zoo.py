@@ -4,7 +4,10 @@ Every draft here also checks how the loop uses it: rows come for every token in 
 anchor is the token at the position the context has reached.
 """
 
+import json
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -253,3 +256,64 @@ def make_draft(
             "edges": constant([n_vocab - 1, 0]),
         }[kind]
     return GuessDraft(kind, n_vocab, known, guess, taps)
+
+
+def write_block_draft(
+    folder: Path, target: Any, *, block: int = 16, seed: int = 0, **more: Any
+) -> Path:
+    """A folder with a draft of random weights for a loaded target: one sliding and one full layer, two taps."""
+    config = target.config
+    n, inner, heads, kv_heads, head = config.n_embd, 2 * config.n_embd, 4, 2, 16
+    values = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": n,
+        "intermediate_size": inner,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 4096,
+        "vocab_size": config.n_vocab,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 48,
+        "use_sliding_window": True,
+        "num_target_layers": config.n_layers,
+        "dflash_config": {
+            "block_size": block,
+            "mask_token_id": config.n_vocab - 2,
+            "target_layer_ids": [0, config.n_layers - 2],
+        },
+    } | more
+    shapes = {"fc.weight": (n, 2 * n), "hidden_norm.weight": (n,), "norm.weight": (n,)}
+    for layer in range(2):
+        at = f"layers.{layer}."
+        shapes |= {
+            f"{at}input_layernorm.weight": (n,),
+            f"{at}post_attention_layernorm.weight": (n,),
+            f"{at}self_attn.q_proj.weight": (heads * head, n),
+            f"{at}self_attn.k_proj.weight": (kv_heads * head, n),
+            f"{at}self_attn.v_proj.weight": (kv_heads * head, n),
+            f"{at}self_attn.o_proj.weight": (n, heads * head),
+            f"{at}self_attn.q_norm.weight": (head,),
+            f"{at}self_attn.k_norm.weight": (head,),
+            f"{at}mlp.gate_proj.weight": (inner, n),
+            f"{at}mlp.up_proj.weight": (inner, n),
+            f"{at}mlp.down_proj.weight": (n, inner),
+        }
+    rng, header, parts, offset = np.random.default_rng(seed), {}, [], 0
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape) / shape[-1] ** 0.5 if len(shape) > 1 else np.ones(shape)
+        parts.append(array.astype(np.float32).tobytes())
+        ends = [offset, offset + len(parts[-1])]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": ends}
+        offset = ends[1]
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    (folder / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(text)) + text + b"".join(parts)
+    )
+    return folder
