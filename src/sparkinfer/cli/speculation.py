@@ -67,14 +67,10 @@ def comparison_lines(comparison: "Comparison") -> Iterator[str]:
 
 def show_stats(result: "Result") -> None:
     """Print the longer table on standard error: steps, parts, and all about speculation."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2))
-    for name, value in stats(result):
-        grid.add_row(name, Text(value))
-    Console(stderr=True, soft_wrap=True).print(grid)
+    rows = list(stats(result))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        status(f"{name:<{width}}  {value}")
 
 
 def stats(result: "Result") -> Iterator[tuple[str, str]]:
