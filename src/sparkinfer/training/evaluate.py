@@ -1,0 +1,146 @@
+"""Acceptance on conversations the draft has not seen: the exact walk of greedy decoding, by teacher forcing.
+
+The proposals of every position are computed once; the walk then goes through each answer as a decoder of a given width would:
+accept the right prefix, take the target's own token, stand on it. With a Markov head a slot sees the true token before it, which is
+the one it would see in any walk that gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparkinfer.training.anchors import slots_of
+from sparkinfer.training.draft import DraftModel
+from sparkinfer.training.loss import reachable
+from sparkinfer.training.target import TorchTarget
+
+WIDTHS = (2, 3, 4, 5, 6, 7, 8)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Greedy answers to prompts kept for measuring: tokens int64 and answers bool [rows, length], a domain for each row."""
+
+    tokens: Tensor
+    answers: Tensor
+    domains: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """`tau[w]`: tokens a step of width w brings, itself included. `slots[k]`: (reached, accepted) of slot k + 1 at full width."""
+
+    tau: dict[int, float]
+    slots: tuple[tuple[int, int], ...]
+    domains: dict[str, dict[int, float]]
+
+    def describe(self) -> str:
+        taus = " ".join(f"{width}:{value:.2f}" for width, value in self.tau.items())
+        rates = " ".join(f"{accepted / max(1, reached):.2f}" for reached, accepted in self.slots)
+        return f"tau by width {taus}; acceptance by slot {rates}"
+
+
+@torch.no_grad()
+def right_slots(
+    draft: DraftModel,
+    target: TorchTarget,
+    head: Tensor,
+    index: Tensor | None,
+    tokens: Tensor,
+    answers: Tensor,
+    chunk: int = 64,
+) -> Tensor:
+    """bool [rows, length, depth]: the slots that would be accepted for every position as an anchor, given those before."""
+    rows, length = tokens.shape
+    depth = draft.shape.depth
+    features, _ = target.features(tokens, draft.shape.taps)
+    out = torch.zeros(rows, length, depth, dtype=torch.bool, device=tokens.device)
+    for start in range(0, length, chunk):
+        places = torch.arange(start, start + chunk, device=tokens.device).clamp(max=length - 1)
+        anchors = places.expand(rows, chunk)
+        embedded = F.embedding(tokens.gather(1, anchors), target.embedding)
+        slots = slots_of(
+            tokens, answers, anchors, torch.ones_like(anchors, dtype=torch.bool), depth
+        )
+        logits = draft.logits(draft(features, embedded, anchors), slots.previous, head)
+        labels, counts = reachable(slots.labels, slots.counts, index)
+        count = min(chunk, length - start)
+        out[:, start : start + count] = ((logits.argmax(-1) == labels) & counts)[:, :count]
+    return out
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a walk: where its anchor stands, slots accepted, slots that had a label, tokens gained."""
+
+    place: int
+    accepted: int
+    labelled: int
+    gained: int
+
+
+def walk(right: NDArray[np.bool_], answers: NDArray[np.bool_], width: int) -> list[Step]:
+    """All steps of width `width` through the answers of one row; right [length, depth], answers [length]."""
+    ends = _ends(answers)
+    steps, place = [], 0
+    while place < len(answers) - 1:
+        left = int(ends[place]) - place - 1  # the answer's tokens after this one
+        if left < 1:
+            place += 1
+            continue
+        accepted = int(right[place, : min(width - 1, left)].cumprod().sum())
+        gained = min(accepted + 1, left)
+        steps.append(Step(place, accepted, min(width - 1, left), gained))
+        place += gained
+    return steps
+
+
+def _ends(answers: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For every position the end (exclusive) of the answer it is in; its own position where it is in none."""
+    ends = np.arange(len(answers))
+    end = 0
+    for place in range(len(answers) - 1, -1, -1):
+        if answers[place]:
+            end = end if place + 1 < len(answers) and answers[place + 1] else place + 1
+            ends[place] = end
+    return ends
+
+
+def acceptance(
+    right: NDArray[np.bool_], held_out: HeldOut, widths: Sequence[int] = WIDTHS
+) -> Acceptance:
+    """Walk all rows at every width; right [rows, length, depth]."""
+    own = held_out.answers.cpu().numpy()
+    depth = right.shape[-1]
+    names = list(dict.fromkeys(held_out.domains))
+    tau: dict[int, float] = {}
+    domains: dict[str, dict[int, float]] = {name: {} for name in names}
+    for width in [width for width in widths if width <= depth + 1]:
+        sums = {name: [0, 0] for name in names}
+        for hits, marks, name in zip(right, own, held_out.domains, strict=True):
+            for step in walk(hits, marks, width):
+                sums[name][0] += step.gained
+                sums[name][1] += 1
+        for name, (tokens, steps) in sums.items():
+            domains[name][width] = tokens / max(1, steps)
+        total = np.sum(list(sums.values()), 0)
+        tau[width] = float(total[0] / max(1, total[1]))
+    return Acceptance(tau, _slots(right, own, depth), domains)
+
+
+def _slots(
+    right: NDArray[np.bool_], own: NDArray[np.bool_], depth: int
+) -> tuple[tuple[int, int], ...]:
+    reached, accepted = np.zeros(depth, int), np.zeros(depth, int)
+    for hits, marks in zip(right, own, strict=True):
+        for step in walk(hits, marks, depth + 1):
+            reached[: min(step.accepted + 1, step.labelled)] += 1
+            accepted[: step.accepted] += 1
+    return tuple(zip(reached.tolist(), accepted.tolist(), strict=True))

@@ -1,0 +1,288 @@
+"""A whole run: target, conversations, training, measurement, export."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparkinfer.chat import ChatTemplate
+from sparkinfer.errors import DeviceError, RequestError
+from sparkinfer.gguf import open_gguf
+from sparkinfer.tokenizer import Tokenizer
+from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan
+from sparkinfer.training.corpus import Batches, Corpus, write_conversations
+from sparkinfer.training.draft import DraftModel, start_from_target
+from sparkinfer.training.evaluate import Acceptance, HeldOut
+from sparkinfer.training.export import write_draft_gguf, write_folder
+from sparkinfer.training.generate import ANSWER, Piece, Script, converse
+from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
+from sparkinfer.training.target import TorchTarget, load_torch_target
+from sparkinfer.training.trainer import Trainer
+from sparkinfer.training.weights import arrays_of
+
+HELD_OUT_ROWS = 64  # rows set aside where no prompts for measuring are given
+Progress = Callable[[str, int, int], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train. `layers` and the following overrule what follows from the target; 0 or () leaves that."""
+
+    model: Path
+    output: Path
+    data: DataPlan
+    plan: TrainPlan
+    layers: int = 3
+    width: int = 0
+    taps: tuple[int, ...] = ()
+    block: int = 8
+    from_anchor: bool = False
+    causal: bool = True
+    window: int = 0
+    vocabulary: int = 0
+    markov_rank: int = 0
+    start_layers: tuple[int, ...] = ()
+    conversations: Path | None = None
+    prompts: Path | None = None
+    held_out: Path | None = None
+    held_out_tokens: int = 256
+    device: str = "auto"
+    compiled: bool = False
+    quantisation: str = "Q8_0"
+
+
+@dataclass
+class Setting:
+    """Everything of a run that is open: files read, target on the device."""
+
+    target: TorchTarget
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    frame: Frame
+    say: Say
+    progress: Progress
+
+
+def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
+    """Train a draft and write it to `job.output`; what was measured on held-out conversations.
+
+    Raises: UnsupportedError for a target of a kind that cannot be trained for, DeviceError, RequestError, MissingFileError.
+    """
+    device, rank, world = join_processes(job.device)
+    if rank:
+        say, progress = (lambda _text: None), (lambda _label, _done, _total: None)
+    job.output.mkdir(parents=True, exist_ok=True)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with open_gguf(job.model) as file:
+        tokenizer = Tokenizer.from_gguf(file)
+        template = ChatTemplate.from_gguf(file, tokenizer)
+        try:
+            frame = read_frame(template, tokenizer)
+            target = load_torch_target(file, device, dtype)
+            setting = Setting(target, tokenizer, template, frame, say, progress)
+            return _run(job, setting, rank, world)
+        finally:
+            template.close()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
+    device, say = setting.target.device, setting.say
+    clock = time.monotonic()
+    kept = read_prompts(job.held_out) if job.held_out else []
+    corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
+    say(f"{len(corpus):,} conversations, {corpus.answer_tokens:,} answer tokens, {time.monotonic() - clock:.0f} s")
+    if kept:
+        held_out = answer_held_out(setting, kept, job.held_out_tokens)
+    else:
+        corpus, held_out = split_held_out(corpus, device)
+    shape = shape_for(job, setting)
+    ids, covered = _vocabulary(corpus, shape, setting.tokenizer, device)
+    torch.manual_seed(job.plan.seed)
+    draft = DraftModel(shape).to(device)
+    start_from_target(draft, setting.target, _sources(job, shape))
+    batches = Batches(corpus, job.plan.rows, job.plan.seed * 64 + rank, device)
+    trainer = Trainer(
+        setting.target, draft, ids, batches, job.plan, held_out=held_out, report=lambda entry: say(_line(entry))
+    )
+    size = sum(p.numel() for p in draft.parameters()) / 1e6
+    say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, vocabulary {shape.outputs} ({covered:.2%} of the answers)")
+    if job.compiled:
+        trainer.compile()
+    trainer.run(job.output / "checkpoint.pt")
+    if rank:
+        return None
+    measured = trainer.evaluate()
+    record = {
+        "shape": asdict(shape),
+        "plan": asdict(job.plan),
+        "data": {
+            "plan": asdict(job.data),
+            "conversations": len(corpus) * world,
+            "answer_tokens": corpus.answer_tokens * world,
+            "vocabulary_coverage": covered,
+            "seconds": round(time.monotonic() - clock - trainer.seconds, 1),
+        },
+        "steps": trainer.step_number,
+        "seconds": round(trainer.seconds, 1),
+        "processes": world,
+        "curve": trainer.curve,
+        "held_out": asdict(measured) if measured else None,
+    }
+    export(job, shape, draft, ids, record)
+    return measured
+
+
+def export(job: Job, shape: DraftShape, draft: DraftModel, ids: Tensor | None, record: dict[str, Any]) -> None:
+    """Write the folder and the file a draft can be loaded from, and what the run did."""
+    arrays = arrays_of(draft, ids)
+    write_folder(job.output, shape, arrays)
+    name = f"{job.model.stem} DFlash"
+    write_draft_gguf(job.output / "draft.gguf", shape, arrays, matrices=job.quantisation, name=name)
+    (job.output / "training.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def join_processes(device: str) -> tuple[torch.device, int, int]:
+    """The device of this process, its number, and how many there are (torchrun starts several).
+
+    Raises: DeviceError for a device this machine lacks.
+    """
+    has_gpu = torch.cuda.is_available()
+    if device == "auto":
+        device = "cuda" if has_gpu else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise DeviceError(f"device {device!r}: accepted are auto, cpu, cuda")
+    if device == "cuda" and not has_gpu:
+        raise DeviceError("device cuda: torch finds no GPU here; --device cpu trains slowly")
+    rank, world = 0, 1
+    if dist.is_available() and dist.is_torchelastic_launched():
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        rank, world = dist.get_rank(), dist.get_world_size()
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        return torch.device("cuda", torch.cuda.current_device()), rank, world
+    return torch.device("cpu"), rank, world
+
+
+def shape_for(job: Job, setting: Setting) -> DraftShape:
+    """The draft's shape: heads and widths of the target unless the job says otherwise."""
+    from sparkinfer.training.config import default_taps
+
+    c = setting.target.config
+    return DraftShape(
+        n_embd=c.n_embd,
+        n_ff=job.width or c.n_ff,
+        layers=job.layers,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_size=c.head_size,
+        n_vocab=c.n_vocab,
+        target_layers=c.n_layers,
+        taps=job.taps or default_taps(c.n_layers, min(5, c.n_layers)),
+        block=job.block,
+        from_anchor=job.from_anchor,
+        causal=job.causal,
+        window=job.window,
+        rope_base=c.rope_base,
+        context_length=c.context_length,
+        mask_token=mask_token(setting.tokenizer),
+        vocabulary=job.vocabulary if job.vocabulary < c.n_vocab else 0,
+        markov_rank=job.markov_rank,
+    )
+
+
+def mask_token(tokenizer: Tokenizer) -> int:
+    """A control token that no answer contains; the mask's embedding is learnt, so any id that exists will do."""
+    control = sorted(set(tokenizer.control.values()) - tokenizer.stop_ids)
+    return control[-1] if control else tokenizer.eos_id
+
+
+def answer_held_out(setting: Setting, prompts: Sequence[Prompt], tokens: int) -> HeldOut:
+    """Greedy answers of at most `tokens` tokens to prompts kept for measuring."""
+    encoded = [setting.template.encode([{"role": "user", "content": p.text}]) for p in prompts]
+    first = [Piece(tuple(ids), ANSWER) for ids in encoded]
+    longest = max(map(len, encoded))
+    plan = DataPlan(len(prompts), longest + tokens, len(prompts), answer_limit=tokens, warm_share=0.0)
+    script = Script(first, [], Piece(setting.frame.answer, ANSWER))
+    ids, answers = converse(setting.target, script, sorted(setting.frame.stop_ids), plan, 0)
+    device = setting.target.device
+    return HeldOut(ids.to(device), answers.to(device), tuple(p.domain for p in prompts))
+
+
+def split_held_out(corpus: Corpus, device: torch.device) -> tuple[Corpus, HeldOut]:
+    """Set some conversations aside. Raises RequestError when there are too few."""
+    count = min(HELD_OUT_ROWS, len(corpus) // 8)
+    if not count:
+        raise RequestError(f"{len(corpus)} conversations are too few to set some aside: at least 8 are needed")
+    tokens = torch.from_numpy(corpus.tokens[:count].astype(np.int64)).to(device)
+    answers = torch.from_numpy(corpus.answers[:count]).to(device)
+    rest = Corpus(corpus.tokens[count:], corpus.answers[count:])
+    return rest, HeldOut(tokens, answers, ("conversations",) * count)
+
+
+def _conversations(job: Job, setting: Setting, excluded: frozenset[str], rank: int) -> Corpus:
+    """The conversations of this process: read from the job's file or an earlier start of this run, else written now."""
+    if job.conversations is not None:
+        return Corpus.load(job.conversations)
+    path = job.output / f"conversations-{rank}.npz"
+    if path.exists():
+        return Corpus.load(path)
+    given = [Turn(p.text, True, p.domain) for p in read_prompts(job.prompts)] if job.prompts else []
+    corpus = write_conversations(
+        setting.target,
+        setting.tokenizer,
+        setting.frame,
+        job.data,
+        job.plan.seed * 64 + rank,
+        prompts=given,
+        excluded=excluded,
+        progress=setting.progress,
+    )
+    corpus.save(path)
+    return corpus
+
+
+def _vocabulary(
+    corpus: Corpus, shape: DraftShape, tokenizer: Tokenizer, device: torch.device
+) -> tuple[Tensor | None, float]:
+    """The draft's vocabulary and the share of answer tokens in it; every process takes the first one's."""
+    if not shape.vocabulary:
+        return None, 1.0
+    ids, covered = corpus.frequent(shape.vocabulary, shape.n_vocab, sorted(tokenizer.stop_ids))
+    chosen = torch.from_numpy(ids.astype(np.int64)).to(device)
+    if dist.is_initialized():
+        dist.broadcast(chosen, 0)
+    return chosen, covered
+
+
+def _sources(job: Job, shape: DraftShape) -> tuple[int, ...]:
+    """The target's layers that the draft's start from, spread from early to late."""
+    if job.start_layers:
+        if len(job.start_layers) != shape.layers:
+            raise RequestError(f"{len(job.start_layers)} layers to start from for a draft of {shape.layers}")
+        return job.start_layers
+    step = shape.target_layers / shape.layers
+    return tuple(int((index + 0.5) * step) for index in range(shape.layers))
+
+
+def _line(entry: dict[str, Any]) -> str:
+    text = f"step {entry['step']:,} ({entry['seconds']:.0f} s)"
+    if "loss" in entry:
+        text += f": loss {entry['loss']:.3f}, tau in training {entry['train_tau']:.2f}"
+    if "tau" in entry:
+        text += "; held out " + " ".join(f"{w}:{v:.2f}" for w, v in entry["tau"].items())
+    return text
+
+
+__all__ = ["Job", "replace", "run_job"]

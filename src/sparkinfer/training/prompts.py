@@ -1,0 +1,149 @@
+"""What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
+
+Half of the turns are left to the model from the first word; the others begin with a pattern of `questions.json` that is filled at
+random. A pattern without closing punctuation is a beginning that the model continues.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from sparkinfer.chat import ChatTemplate
+from sparkinfer.errors import GGUFError, MissingFileError, RequestError
+from sparkinfer.tokenizer import Tokenizer
+
+FREE_SHARE = 0.4  # of the turns that the model writes from their first word
+_ENDS = (".", "?", "!", "'")
+_MARKS = ("QZXQ", "WVKW")  # stand for message text while a template is taken apart
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The start of a user turn; `complete` turns go to the model as they are."""
+
+    text: str
+    complete: bool
+    domain: str
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The chat template, cut where messages go: token ids before the first user turn, between a user turn and its answer,
+    and between an answer (its end token included) and the next user turn.
+    """
+
+    opening: tuple[int, ...]
+    answer: tuple[int, ...]
+    following: tuple[int, ...]
+    stop_ids: frozenset[int]
+
+
+def read_frame(template: ChatTemplate, tokenizer: Tokenizer) -> Frame:
+    """Cut the template up. Raises GGUFError for one that does not show messages as they are."""
+    one, two = _MARKS
+    turns = [{"role": "user", "content": one}]
+    longer = [*turns, {"role": "assistant", "content": two}, {"role": "user", "content": one}]
+    opening, _, answer = template.render(turns).partition(one)
+    between = template.render(longer).partition(two)[2].partition(one)[0]
+    if not answer or not between:
+        raise GGUFError("the chat template hides or rewrites messages: give prompts as raw text")
+
+    def encode(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode(text, add_special=False, parse_special=True))
+
+    first, following = encode(opening), encode(between)
+    if tokenizer.add_bos and tokenizer.bos_id is not None and first[:1] != (tokenizer.bos_id,):
+        first = (tokenizer.bos_id, *first)
+    if following and following[0] in tokenizer.stop_ids:
+        following = following[1:]  # the answer ends with it
+    return Frame(first, encode(answer), following, tokenizer.stop_ids)
+
+
+@cache
+def _questions() -> dict[str, Any]:
+    questions: dict[str, Any] = json.loads(Path(__file__).with_name("questions.json").read_text())
+    return questions
+
+
+def domains() -> tuple[str, ...]:
+    return tuple(_questions()["patterns"])
+
+
+def random_turn(rng: random.Random) -> Turn:
+    """One start of a user turn."""
+    if rng.random() < FREE_SHARE:
+        return Turn("", False, "free")
+    patterns: dict[str, list[str]] = _questions()["patterns"]
+    domain = rng.choice(tuple(patterns))
+    pattern = rng.choice(patterns[domain])
+    text = _filled(pattern, rng)
+    return Turn(text, text.endswith(_ENDS), domain)
+
+
+def _filled(pattern: str, rng: random.Random) -> str:
+    fill: dict[str, list[str]] = _questions()["fill"]
+    numbers = {"a": (10, 400), "b": (10, 999), "c": (2, 20), "square": (2, 30)}
+    values: dict[str, str] = {}
+    for _, name, _, _ in Formatter().parse(pattern):
+        if name is None:
+            continue
+        if name in numbers:
+            number = rng.randint(*numbers[name])
+            values[name] = str(number**2 if name == "square" else number)
+        else:
+            values[name] = rng.choice(fill[name])
+    return pattern.format(**values)
+
+
+def random_turns(count: int, seed: int, excluded: frozenset[str] = frozenset()) -> list[Turn]:
+    """`count` starts; none is a whole prompt of `excluded`, the prompts kept for measuring."""
+    rng, turns = random.Random(seed), []
+    while len(turns) < count:
+        turn = random_turn(rng)
+        if turn.text not in excluded:
+            turns.append(turn)
+    return turns
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of a file, as a user wrote it."""
+
+    text: str
+    domain: str
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a JSONL file with `prompt` and perhaps `domain`, or of a text file with one a line.
+
+    Raises MissingFileError, RequestError.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise MissingFileError(f"{path}: {error.strerror}; expected a file of prompts") from error
+    prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise RequestError(f"{path} has no prompts: expected one a line")
+    return prompts
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    if path.suffix != ".jsonl":
+        return Prompt(line.strip(), "prompts")
+    try:
+        entry = json.loads(line)
+        text, domain = entry["prompt"], entry.get("domain", "prompts")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RequestError(
+            f'{path}, line {number}: expected {{"prompt": ..., "domain": ...}}'
+        ) from None
+    if not isinstance(text, str) or not text or not isinstance(domain, str):
+        raise RequestError(f"{path}, line {number}: prompt and domain must be text")
+    return Prompt(text, domain)
