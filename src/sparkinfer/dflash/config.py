@@ -130,7 +130,7 @@ class Fields:
         return value
 
     def _bad(self, names: Sequence[str], value: Any, wanted: str) -> GGUFError:
-        return GGUFError(f"{self.path}: {names[0]} is {value!r}, expected {wanted}")
+        return GGUFError(f"{self.path}: {' or '.join(names)} is {value!r}, expected {wanted}")
 
 
 def read_json_config(folder: Path) -> DraftConfig:

@@ -1,4 +1,4 @@
-"""Write the fixtures of this folder: small drafts with random weights and what an independent program computes for them.
+"""Write the fixtures of this folder: small random drafts and what an independent program computes for them.
 
 Needs torch, transformers, safetensors, gguf and the model code of PyPI `dflash` 0.1.0. Tests never import this file.
     python make_golden.py <folder of golden models>
