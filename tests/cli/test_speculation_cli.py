@@ -165,6 +165,14 @@ def test_one_token_leaves_nothing_to_compare_but_the_output(use: Any, capsys: An
     assert "compare: all 5 outputs are identical (1 tokens)" in err
 
 
+@pytest.mark.parametrize("rounds", ["1", "101", "x"])
+def test_rounds_are_checked(rounds: str, capsys: Any) -> None:
+    assert run(*DRAFT, "--compare", "--rounds", rounds) == 2
+    assert "invalid value for '--rounds'" in capsys.readouterr().err
+    assert run(*DRAFT, "--rounds", "3") == 2
+    assert "--rounds says how often --compare runs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [

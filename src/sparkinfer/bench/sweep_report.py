@@ -35,8 +35,13 @@ def metric_lines(results: Sequence[Measured], label: str = "") -> list[str]:
 
 
 def speed_table(results: Sequence[Measured]) -> "Table":
-    """Return speed, gain, tokens a step, and the cost of a step against its parts."""
-    grid = _grid("", "tok/s", "x plain", "tokens a step", "ms a step", *PARTS, "paths")
+    """Return speed, gain, tokens a step, and the cost of a step against its parts.
+
+    "pays from" is that cost in plain steps: a side gains once its steps give more tokens.
+    """
+    titles = ("tok/s", "x plain", "tokens a step", "pays from", "ms a step", *PARTS, "paths")
+    grid = _grid("", *titles)
+    plain = next(result for result in results if result.side.name == PLAIN).step_parts["step"]
     for result in results:
         parts = result.step_parts
         grid.add_row(
@@ -44,6 +49,7 @@ def speed_table(results: Sequence[Measured]) -> "Table":
             f"{result.speed.median:.1f}" if result.speed else "",
             result.ratio.text() if result.ratio else "",
             _figure(result.tokens_a_step),
+            f"{parts['step'] / plain:.2f}" if result.side.name != PLAIN else "",
             *(f"{1e3 * parts[part]:.2f}" for part in ("step", *PARTS)),
             _paths_text(result),
         )

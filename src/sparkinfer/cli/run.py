@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkinfer.engine import Engine, Generation, Result
 
 EXIT_DIFFERENT = 1  # of --compare: the outputs are not the same
+DEFAULT_ROUNDS = 2  # of --compare
 NO_MODEL = (
     "no model given; -m takes a GGUF file, hf:user/repo[:quant],"
     " or smollm2 (135M parameters, fetched on first use)"
@@ -62,8 +63,8 @@ def command(
         typer.Option("--compare", help="Also decode plainly, in turns: what does the draft gain?"),
     ] = False,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=2, max=100, help="Rounds of --compare.")
-    ] = 2,
+        int | None, typer.Option("--rounds", min=2, max=100, help="Rounds of --compare, or 2.")
+    ] = None,
     request: RequestParts,
     options: Options,
 ) -> int:
@@ -78,6 +79,8 @@ def command(
         raise OptionError("--system needs the chat template that --raw leaves out")
     if compared:
         check_comparable(options)
+    elif rounds is not None:
+        raise OptionError("--rounds says how often --compare runs, and that is not given")
     with load_engine(model, options) as engine:
         if print_plan:
             show_plan(engine)
@@ -95,7 +98,7 @@ def command(
         code = exit_code(result)
         comparison = None
         if compared and code == 0:
-            comparison = _compare(question, result, rounds, options)
+            comparison = _compare(question, result, rounds or DEFAULT_ROUNDS, options)
             code = 0 if comparison.agrees else EXIT_DIFFERENT
         if as_json:
             print_json(engine, result, options, comparison)
