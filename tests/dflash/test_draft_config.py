@@ -273,4 +273,7 @@ def test_the_plan_says_what_was_resolved(tmp_path: Path) -> None:
     assert json.loads(json.dumps(plan)) == plan
     assert (plan["block"], plan["max_depth"], plan["mask_id"]) == (6, 5, 317)
     assert plan["cache_bytes"] == 2 * 2 * 3 * (640 + 16) * 32 * 2
-    assert plan["weight_bytes"]["F32"] > 4 * 64 * 64
+    assert plan["weight_bytes"].keys() == {"Q8_0"}
+    stored = load_draft(tmp_path, golden_models.target("llama-tiny-F32"), floats="stored").plan
+    assert stored["weight_bytes"].keys() == {"F32"}
+    assert stored["weight_bytes"]["F32"] > 3 * plan["weight_bytes"]["Q8_0"]

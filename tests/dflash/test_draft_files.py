@@ -74,6 +74,18 @@ def test_float_types_of_safetensors(tmp_path: Path) -> None:
     np.testing.assert_allclose(half, one, atol=0.05)
 
 
+def test_floats_become_q8_0_beside_an_int8_target(tmp_path: Path, wanted: np.ndarray) -> None:
+    """Half the bytes to read, and nearly the same proposals; in float32 mode nothing is rounded."""
+    folder = write_folder(tmp_path, RECIPE)
+    model = golden_models.target("llama-tiny-F32", "int8")
+    short, stored = load_draft(folder, model), load_draft(folder, model, floats="stored")
+    np.testing.assert_allclose(slots(stored), wanted, rtol=0, atol=0.05)  # the cache is float16
+    assert np.corrcoef(slots(short).ravel(), wanted.ravel())[0, 1] > 0.995
+    exact = loaded(folder)
+    assert exact.plan["weight_bytes"].keys() == {"F32"}
+    golden_models.assert_same_bits(slots(exact), wanted)
+
+
 def write_bf16(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     """A safetensors file with BF16 tensors, written byte by byte."""
     write_folder(folder, RECIPE)

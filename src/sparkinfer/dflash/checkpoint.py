@@ -3,7 +3,7 @@
 import json
 import mmap
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,25 +14,41 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from sparkinfer.dflash.proposals import Table
 from sparkinfer.errors import GGUFError, MissingFileError, UnsupportedError
 from sparkinfer.gguf import GGUFFile
-from sparkinfer.quant.formats import QUANT_FORMATS
+from sparkinfer.quant.encode import quantize
+from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
 U8 = NDArray[np.uint8]
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _HEADER_WORD = 8  # a safetensors file begins with the length of its JSON header, a 64-bit integer
+_FLOATS = ("F32", "F16", "BF16")
 _INTEGERS: Mapping[str, type[np.signedinteger[Any]]] = {"I32": np.int32, "I64": np.int64}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`n_bytes` from `start` of what the file calls `source`; `shape[0]` is contiguous."""
+    """`n_bytes` from `start` of what the file calls `source`; `shape[0]` is contiguous.
+
+    `stored` (not ""): the type that the file has; its bytes are read and encoded as `type_name`.
+    """
 
     source: str
     shape: tuple[int, ...]
     type_name: str
     n_bytes: int
     start: int = 0
+    stored: str = ""
+
+    @property
+    def n_values(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows of `shape[0]` values the tensor has."""
+        return prod(self.shape[1:])
 
 
 class Checkpoint:
@@ -54,9 +70,32 @@ class Checkpoint:
         return MappingProxyType(self._entries)
 
     def data(self, name: str) -> U8:
-        """The bytes of a tensor, uint8 [n_bytes], a view of the mapped file."""
+        """The bytes of a tensor, uint8 [n_bytes]: a view of the mapped file, or new ones where it is encoded."""
         entry = self._entries[name]
-        return self._read(entry.source)[entry.start : entry.start + entry.n_bytes]
+        raw = self._read(entry.source)
+        if not entry.stored:
+            return raw[entry.start : entry.start + entry.n_bytes]
+        stored = QUANT_FORMATS[entry.stored]
+        n_bytes = entry.n_values // stored.block_size * stored.block_bytes
+        blocks = raw[entry.start : entry.start + n_bytes].reshape(-1, stored.block_bytes)
+        values = dequantize(entry.stored, blocks).reshape(entry.n_rows, -1)
+        return quantize(entry.type_name, values).reshape(-1)
+
+    def table(self, name: str) -> Table:
+        """A matrix whose rows are read one at a time."""
+        entry = self._entries[name]
+        return Table(entry.type_name, self.data(name).reshape(entry.n_rows, -1))
+
+    def encode(self, kind: str, keep: Container[str] = ()) -> None:
+        """Offer every matrix of floats but `keep` as `kind` from now on, where its rows are whole blocks."""
+        target = QUANT_FORMATS[kind]
+        for name, entry in self._entries.items():
+            whole = entry.n_rows > 1 and entry.shape[0] % target.block_size == 0
+            if entry.type_name in _FLOATS and whole and name not in keep:
+                n_bytes = entry.n_values // target.block_size * target.block_bytes
+                self._entries[name] = replace(
+                    entry, type_name=kind, n_bytes=n_bytes, stored=entry.type_name
+                )
 
     def release(self, name: str) -> None:
         """Let the system take back the memory of a tensor's pages."""
@@ -85,7 +124,7 @@ class Checkpoint:
     def split_rows(self, name: str, parts: Mapping[str, int]) -> None:
         """Replace a fused matrix by consecutive runs of its rows: new name -> rows. Nothing is copied."""
         entry = self._entries.pop(name)
-        row_bytes = entry.n_bytes // prod(entry.shape[1:])
+        row_bytes = entry.n_bytes // entry.n_rows
         start = entry.start
         for part, rows in parts.items():
             size = rows * row_bytes

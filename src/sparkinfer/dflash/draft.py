@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkinfer.backend.base import Backend, Weight
 from sparkinfer.dflash.block_draft import BlockDraft
 from sparkinfer.dflash.checkpoint import Checkpoint, open_gguf_draft, open_safetensors
 from sparkinfer.dflash.config import DraftConfig, read_json_config
@@ -22,7 +23,7 @@ from sparkinfer.dflash.fit import (
     check_fit,
     draft_vocabulary,
 )
-from sparkinfer.dflash.network import DraftNetwork, build_layer
+from sparkinfer.dflash.network import DraftNetwork, VectorProduct, build_layer
 from sparkinfer.dflash.proposals import MarkovHead, Output, Table
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
@@ -42,11 +43,14 @@ def load_draft(
     target: Target,
     *,
     context: int | None = None,
+    floats: Literal["q8_0", "stored"] = "q8_0",
     progress: Progress | None = None,
 ) -> BlockDraft:
     """Open, check and pack a draft for `target`, on its backend. `context`: most tokens (default: the target's).
 
-    `path` is a folder with config.json and model.safetensors (or shards and their index), or a GGUF file.
+    `path` is a folder with config.json and model.safetensors (or shards and their index), or a GGUF file. Matrices of
+    floats become Q8_0 unless `floats` is "stored" or the target computes in float32: less to read, and a proposal need
+    not be exact.
     Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
     MemoryLimitError, RequestError for the context.
     """
@@ -56,6 +60,8 @@ def load_draft(
     config, checkpoint = _open(Path(path), target)
     check_fit(config, checkpoint, target.config)
     exact = target.plan["activations"] == "f32"
+    if floats == "q8_0" and not exact:
+        checkpoint.encode("Q8_0", keep=(EMBEDDING, MARKOV[0]))
     shape = KvShape(config.n_layers, config.kv_heads, config.head_size, 4 if exact else 2)
     window = config.window if all(config.windows) else 0
     _check_memory(config, checkpoint, shape, size, window, exact)
@@ -159,18 +165,24 @@ def _build(
     )
 
 
-def _target_rows(target: Target, ids: NDArray[np.int64]) -> Any:
+def _target_rows(target: Target, ids: NDArray[np.int64]) -> Weight:
     """Some rows of the target's LM head, packed in its own format."""
     file = target.file
     name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-    kind = file.tensors[name].type_name
-    table = Table(kind, file.blocks(name))
-    if target.network.head.format_name == "F32" != kind:
-        kind, rows = "F32", table.take(ids).view(np.uint8)
-    else:
-        rows = table.rows[ids]
+    table = Table(file.tensors[name].type_name, file.blocks(name))
+    return _packed(target.backend, table, ids, target.network.head.format_name == "F32")
+
+
+def _packed(backend: Backend, table: Table, ids: NDArray[np.int64] | None, exact: bool) -> Weight:
+    """Some rows (None: all) of a matrix as a weight; `exact` expands it to float32."""
+    rows = table.rows if ids is None else table.rows[ids]
+    inputs = rows.shape[1] // QUANT_FORMATS[table.type_name].block_bytes
+    inputs *= QUANT_FORMATS[table.type_name].block_size
+    kind = table.type_name
+    if exact:
+        kind, rows = "F32", Table(kind, rows).take(slice(None)).view(np.uint8)
     blocks = rows.reshape(-1, QUANT_FORMATS[kind].block_bytes)
-    return pack_weight(target.backend, kind, blocks, len(ids), target.config.n_embd)
+    return pack_weight(backend, kind, blocks, len(rows), inputs)
 
 
 def _markov(
@@ -178,19 +190,16 @@ def _markov(
 ) -> MarkovHead | None:
     if MARKOV[0] not in checkpoint.tensors:
         return None
-    info = checkpoint.tensors[MARKOV[0]]
-    before = Table(info.type_name, checkpoint.data(MARKOV[0]).reshape(info.shape[1], -1))
-    after = weights.floats(MARKOV[1])
-    if ids is not None and len(after) != len(ids):
-        after = np.ascontiguousarray(after[ids])
-    return MarkovHead(before, after)
+    after = checkpoint.table(MARKOV[1])
+    chosen = ids if ids is not None and len(after.rows) != len(ids) else None
+    weight = _packed(weights.backend, after, chosen, weights.exact)
+    return MarkovHead(checkpoint.table(MARKOV[0]), VectorProduct(weights.backend, weight))
 
 
 def _embedding(checkpoint: Checkpoint, target: Target) -> Table:
     """The draft's own table where it has one, else the target's."""
     if EMBEDDING in checkpoint.tensors:
-        info = checkpoint.tensors[EMBEDDING]
-        return Table(info.type_name, checkpoint.data(EMBEDDING).reshape(info.shape[1], -1))
+        return checkpoint.table(EMBEDDING)
     name = "token_embd.weight"
     return Table(target.file.tensors[name].type_name, target.file.blocks(name))
 

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.kernels.linear import linear
@@ -128,6 +131,26 @@ class Tapes:
         x = run.norm(network.norm, [network.head])
         linear(run.recorder, x, [network.head], [self.logits])
         return run.recorder.finish()
+
+
+class VectorProduct:
+    """`weight` times one vector [inputs] at a time, on the backend's threads; the result is overwritten by the next."""
+
+    def __init__(self, backend: Backend, weight: Weight) -> None:
+        self._x = backend.activation(1, weight.inputs, quantised=weight.quantised)
+        self._out = backend.buffer(1, weight.padded_outputs)
+        self._outputs = weight.outputs
+        recorder = backend.recorder(1)
+        if weight.quantised:
+            quantise(recorder, self._x)
+        linear(recorder, self._x, [weight], [self._out])
+        self._tape = recorder.finish()
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        self._x.f32.array[0] = x
+        self._tape.replay()
+        result: NDArray[np.float32] = self._out.array[0, : self._outputs]
+        return result
 
 
 def _rows(buffer: Buffer, first: int, count: int) -> Buffer:

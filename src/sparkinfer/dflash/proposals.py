@@ -1,6 +1,8 @@
 """From the logits of a block to tokens of the target: scaling, a reduced vocabulary and the Markov head."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,25 +20,28 @@ class Table:
     type_name: str
     rows: NDArray[np.uint8]
 
-    def take(self, ids: object) -> NDArray[np.float32]:
-        """Rows as float32 [n, width]."""
+    def take(self, ids: Any) -> NDArray[np.float32]:
+        """Some rows (a list or a slice) as float32 [n, width]."""
         block = QUANT_FORMATS[self.type_name].block_bytes
-        rows = self.rows[np.asarray(ids)]
+        rows = self.rows[ids]
         values = dequantize(self.type_name, rows.reshape(-1, block))
         return np.asarray(values, np.float32).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True)
 class MarkovHead:
-    """Adds W1[previous] W2^T to a slot's logits: `before` [target ids, rank], `after` float32 [draft ids, rank]."""
+    """Adds W1[previous] W2^T to a slot's logits.
+
+    `before` is W1 [target ids, rank]; `product` multiplies a vector [rank] with W2 [draft ids, rank] and may overwrite
+    its last result.
+    """
 
     before: Table
-    after: NDArray[np.float32]
+    product: Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
     def bias(self, previous: int) -> NDArray[np.float32]:
-        """float32 [draft ids]."""
-        bias: NDArray[np.float32] = self.after @ self.before.take([previous])[0]
-        return bias
+        """float32 [draft ids], valid until the next call."""
+        return self.product(self.before.take([previous])[0])
 
 
 @dataclass(frozen=True)
