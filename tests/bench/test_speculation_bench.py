@@ -256,8 +256,10 @@ def test_the_originals_lines() -> None:
 def test_the_planner_is_held_against_the_best_fixed_depth() -> None:
     line = planner_line(timed_results())
     assert line is not None
-    assert line.startswith("planner: 1.250 of the best (depth 4); rows chosen: ")
+    assert line.startswith("planner: 1.25 (1.25 to 1.25) of the best (depth 4); rows chosen: ")
     assert planner_line(timed_results()[:-1]) is None
+    alone = planner_line([timed_results()[0], timed_results()[-1]])
+    assert alone is not None and "2.50 (2.50 to 2.50) of the best (plain)" in alone
 
 
 def test_acceptance_by_slot_and_domain(capsys: pytest.CaptureFixture[str]) -> None:

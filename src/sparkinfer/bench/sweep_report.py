@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sparkinfer.bench.answers import PLAIN
@@ -84,16 +85,22 @@ def slot_table(result: Measured, tasks: Sequence[Task]) -> "Table":
 
 
 def planner_line(results: Sequence[Measured]) -> str | None:
-    """Return how the planner did against the best fixed depth; None if one of them is missing."""
+    """Return how the planner did against the best fixed depth, round by round; None without either."""
     planner = next((r for r in results if r.side.name != PLAIN and not r.side.depth), None)
-    fixed = [r for r in results if r.speed and (r.side.depth or r.side.name == PLAIN)]
-    if planner is None or planner.speed is None or not fixed:
+    best = best_fixed(results)
+    if planner is None or best is None:
         return None
-    best = max(fixed, key=lambda r: r.speed.median if r.speed else 0.0)
-    assert best.speed is not None
-    share = planner.speed.median / best.speed.median
+    share = replace(planner, plain=best.runs).ratio
+    if share is None:
+        return None
     widths = ", ".join(f"{width} x{count}" for width, count in planner.widths.items())
-    return f"planner: {share:.3f} of the best ({best.side.name}); rows chosen: {widths}"
+    return f"planner: {share.text()} of the best ({best.side.name}); rows chosen: {widths}"
+
+
+def best_fixed(results: Sequence[Measured]) -> Measured | None:
+    """Return the fastest side that is not the planner, plain decoding included."""
+    fixed = [r for r in results if r.speed and (r.side.depth or r.side.name == PLAIN)]
+    return max(fixed, key=lambda r: r.speed.median if r.speed else 0.0, default=None)
 
 
 def json_line(
@@ -161,8 +168,6 @@ def _domains(tasks: Sequence[Task]) -> dict[str, list[int]]:
 
 
 def _counts(count: Any) -> dict[str, int]:
-    from dataclasses import asdict
-
     return asdict(count)
 
 
