@@ -10,7 +10,7 @@ from typing import Any
 from sparkinfer.errors import MissingFileError, OptionError
 
 _MOST = 10_000  # prompts of a file
-DOMAINS = ("chat", "code", "maths", "lists", "repetition", "language")
+DOMAINS = ("chat", "code", "maths", "lists", "repetition", "languages")
 
 
 @dataclass(frozen=True, slots=True)
