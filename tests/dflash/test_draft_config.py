@@ -186,7 +186,6 @@ def test_scaled_rotation(tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias is True; supported: a draft without it"),
         (nested(attention_sink_bias=True), "attention_sink_bias is True"),
         (nested(attention_value_scale=0.5), "attention_value_scale is 0.5; supported: 1"),
-        (nested(conv_kernel_size=4), "conv_kernel_size is 4"),
         ({"num_hidden_layers": 0}, "0 layers of 6 heads"),
     ],
 )  # fmt: skip

@@ -12,12 +12,14 @@ from draft_models import (
     block_hidden,
     features,
     gguf_metadata,
+    gguf_name,
     write_folder,
     write_gguf_draft,
 )
 from kernel_machine import random_blocks
 from safetensors.numpy import save_file
 
+from sparkinfer.dflash.checkpoint import open_safetensors
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.errors import GGUFError, MissingFileError, ShapeError, UnsupportedError
 from sparkinfer.gguf import write_gguf
@@ -163,7 +165,7 @@ def test_quantised_drafts(tmp_path: Path, kind: str) -> None:
     folder = write_folder(tmp_path / "floats", BIG, floats)
     exact = slots(loaded(folder, "f32", BIG_TARGET))
     golden_models.assert_same_bits(slots(loaded(path, "f32", BIG_TARGET)), exact)
-    draft = loaded(path, "int8", BIG_TARGET)
+    draft = load_draft(path, golden_models.target(BIG_TARGET), floats="stored")
     assert kind in draft.plan["weight_bytes"]
     got = slots(draft)
     assert np.isfinite(got).all()
@@ -356,11 +358,95 @@ def test_weights_that_nothing_reads(tmp_path: Path, name: str) -> None:
         loaded(write_folder(tmp_path, RECIPE, RECIPE.tensors() | {name: np.ones(64, np.float32)}))
 
 
-def test_dflash2_is_refused_in_both_forms(tmp_path: Path) -> None:
-    second = Recipe(top=(("architectures", ["DFlash2DraftModel"]),))
-    with pytest.raises(UnsupportedError, match="DFlash2DraftModel"):
-        loaded(write_folder(tmp_path / "a", second))
-    metadata = gguf_metadata(RECIPE, "dflash") | {"dflash.selector_rank": 256}
-    write_gguf(tmp_path / "b.gguf", metadata)
-    with pytest.raises(UnsupportedError, match="selector_rank is 256"):
-        loaded(tmp_path / "b.gguf")
+# ---- the second generation ----
+
+SECOND = Path(__file__).parents[1] / "data" / "draft" / "dflash2"
+SECOND_RECIPE = Recipe(
+    heads=4, kv_heads=1, head_size=16, n_ff=32, windows=(12, 12), causal=False, block=8, taps=(0, 1, 3), mask=300,
+    base=1e7,
+)  # fmt: skip
+SECOND_NAMES = {
+    "attention_conv.base_kernel": "attn_conv_base",
+    "attention_conv.kernel_projection.weight": "attn_conv_proj.weight",
+    "mlp_conv.base_kernel": "ffn_conv_base",
+    "mlp_conv.kernel_projection.weight": "ffn_conv_proj.weight",
+    "candidate_selector.predecessor_codebook": "selector_prev.weight",
+    "candidate_selector.successor_codebook": "selector_next.weight",
+    "candidate_selector.hidden_projection.weight": "selector_hidden.weight",
+}
+SECOND_KEYS = {
+    "conv_kernel_size": 4,
+    "conv_group_size": 16,
+    "selector_rank": 16,
+    "selector_top_k": 8,
+}
+
+
+def second_gguf(path: Path, **keys: int) -> Path:
+    """The stored second-generation draft in the upstream form."""
+    stored = open_safetensors(SECOND)
+    rows = []
+    for name, entry in stored.tensors.items():
+        layer = name.split(".")[1] if name.startswith("layers.") else ""
+        short = name.removeprefix(f"layers.{layer}.")
+        known = SECOND_NAMES.get(short)
+        target = f"blk.{layer}.{known}" if known and layer else known or gguf_name(name, True)
+        values = np.asarray(
+            dequantize(entry.type_name, stored.data(name).reshape(-1, 2)), np.float32
+        )
+        rows.append((target, entry.shape, "F32", values))
+    more = {f"dflash.{key}": value for key, value in (SECOND_KEYS | keys).items()}
+    write_gguf(path, gguf_metadata(SECOND_RECIPE, "dflash") | more, rows)
+    return path
+
+
+def test_the_second_generation_in_gguf(tmp_path: Path) -> None:
+    draft, wanted = loaded(second_gguf(tmp_path / "draft.gguf")), loaded(SECOND)
+    golden_models.assert_same_bits(slots(draft), slots(wanted))
+    assert (draft.plan["convolutions"], draft.plan["candidates"]) == (4, 8)
+
+
+def test_the_second_generation_beside_an_int8_target(tmp_path: Path) -> None:
+    """Quantised matrices; tables and base weights stay what they are. Nothing is left behind between blocks."""
+    draft = loaded(SECOND, "int8")
+    got, exact = slots(draft), slots(loaded(SECOND))
+    assert draft.plan["weight_bytes"].keys() == {"Q8_0"}
+    both = (got > -1e29) & (exact > -1e29)
+    assert both.sum() > 0.8 * (exact > -1e29).sum()
+    np.testing.assert_allclose(got[both], exact[both], atol=1.0)
+    golden_models.assert_same_bits(slots(draft, rows=20), slots(draft, rows=20))
+    golden_models.assert_same_bits(slots(draft), got)
+    one = draft.propose(7, 1)
+    golden_models.assert_same_bits(one.row(0, 7), got[0], "depth 1 runs the whole block")
+
+
+def test_second_generations_that_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="conv_group_size is 8, expected a multiple of 16"):
+        loaded(with_config(tmp_path / "a", conv_group_size=8, widen=True))
+    with pytest.raises(ShapeError, match=r"selector_top_k is 0, expected 1 \.\. 320"):
+        loaded(with_config(tmp_path / "b", selector_top_k=0))
+    with pytest.raises(ShapeError, match="base_kernel is 64 x 4 x 2, expected 64 x 3 x 2"):
+        loaded(with_config(tmp_path / "c", conv_kernel_size=3))
+    with pytest.raises(UnsupportedError, match="does not use: layers.0.attention_conv.base_kernel"):
+        loaded(with_config(tmp_path / "d", conv_kernel_size=0))
+
+
+def with_config(folder: Path, *, widen: bool = False, **changes: int) -> Path:
+    """The stored draft with another `dflash_config`; `widen` doubles the rows of the kernel projections."""
+    tensors = {
+        name: np.asarray(
+            dequantize(entry.type_name, stored.data(name).reshape(-1, 2)), np.float32
+        ).reshape(entry.shape[::-1])
+        for stored in [open_safetensors(SECOND)]
+        for name, entry in stored.tensors.items()
+    }
+    if widen:
+        tensors = {
+            n: np.concatenate([v, v]) if "kernel_projection" in n else v for n, v in tensors.items()
+        }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((SECOND / "config.json").read_text())
+    config["dflash_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

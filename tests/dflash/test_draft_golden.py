@@ -13,7 +13,9 @@ import pytest
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 
 FOLDER = Path(__file__).parents[1] / "data" / "draft"
+SECOND = "dflash2"  # the second generation: only candidates can be proposed
 CASES = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+CASES.remove(SECOND)
 TOLERANCE = 1e-4
 CHUNKS = {"one by one": [1], "all at once": [64], "uneven": [5, 16, 2, 17], "sixteen": [16]}
 
@@ -63,3 +65,39 @@ def test_logits_of_every_slot(name: str, chunks: str) -> None:
         assert best == wanted[: model.max_depth].argmax(axis=1).tolist()
     if "logits" in data:
         np.testing.assert_allclose(got, data["logits"][-model.max_depth :], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_the_second_generation(chunks: str) -> None:
+    """Convolutions over the block, and the path that the selector of candidates takes from the anchor."""
+    model, data = draft(SECOND), np.load(FOLDER / SECOND / "expected.npz")
+    features = data["features"].astype(np.float32)
+    model.begin([])
+    for count, anchor in zip(data["contexts"], data["anchors"], strict=True):
+        feed(model, features[model.length : count], CHUNKS[chunks])
+        proposals = model.propose(int(anchor), model.max_depth)
+        wanted, previous = wanted_logits(model, data[f"hidden_{count}"]), int(anchor)
+        for slot, chosen in enumerate(data[f"path_{count}"]):
+            row = proposals.row(slot, previous)
+            candidates = np.flatnonzero(row > -1e29)
+            assert set(candidates) == set(np.argsort(wanted[slot])[-8:])
+            scores = wanted[slot, candidates] + bias(
+                model, data[f"hidden_{count}"][slot + 1], previous, candidates
+            )
+            np.testing.assert_allclose(row[candidates], scores, rtol=0, atol=TOLERANCE)
+            previous = proposals.best(slot, previous)
+            assert previous == chosen == row.argmax()
+
+
+def bias(
+    model: BlockDraft, hidden: np.ndarray, previous: int, candidates: np.ndarray
+) -> np.ndarray:
+    """<P[previous] * (W h), S[candidate]> from the stored tensors."""
+    from sparkinfer.dflash.checkpoint import open_safetensors
+
+    file = open_safetensors(FOLDER / SECOND)
+    names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+    before, after, projection = (
+        file.table(f"candidate_selector.{name}").take(slice(None)) for name in names
+    )
+    return after[candidates] @ (before[previous] * (projection @ hidden))

@@ -6,7 +6,7 @@ runs the whole sequence without walking Python again.
 
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,12 @@ class Buffer:
     width: int
     stride: int
     thread_stride: int = 0
+
+    def part(self, first: int, count: int) -> "Buffer":
+        """`count` rows from `first` on of a shared buffer."""
+        assert self.thread_stride == 0 and 0 <= first <= self.rows - count, (self.rows, first)
+        array, address = self.array[first : first + count], self.address + first * self.stride
+        return replace(self, array=array, address=address, rows=count)
 
 
 @dataclass(frozen=True)

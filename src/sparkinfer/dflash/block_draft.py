@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend, Buffer
-from sparkinfer.dflash.base import Features
+from sparkinfer.dflash.base import Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.network import CONTEXT_ROWS, DraftNetwork, Tapes
-from sparkinfer.dflash.proposals import BlockProposals, Output, Table
+from sparkinfer.dflash.proposals import BlockProposals, Output, Selector, SelectorProposals, Table
 from sparkinfer.errors import RequestError
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks
@@ -33,9 +33,10 @@ class BlockDraft:
         embedding: Table,
         mask: Floats,
         plan: Mapping[str, Any],
+        selector: Selector | None = None,
     ) -> None:
         """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`."""
-        self.config, self.output = config, output
+        self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
         self._plan = dict(plan)
         self._rows, self._embedding = rows, embedding
@@ -82,7 +83,7 @@ class BlockDraft:
             self._rows.append(tokens[done : done + count])
             done += count
 
-    def propose(self, anchor: int, depth: int) -> BlockProposals:
+    def propose(self, anchor: int, depth: int) -> Proposals:
         """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""
         if not 1 <= depth <= self.max_depth:
             raise RequestError(f"depth {depth} is outside 1 .. {self.max_depth}")
@@ -99,7 +100,10 @@ class BlockDraft:
         self._set_params(rows)
         self.tapes.block(rows, first, depth).replay()
         logits = self.tapes.logits.array[:depth, : self.tapes.network.head.outputs]
-        return BlockProposals(logits, self.output)
+        if self._selector is None or self.tapes.selected is None:
+            return BlockProposals(logits, self.output)
+        hidden = self.tapes.selected.array[:depth, : self.config.selector_rank]
+        return SelectorProposals(logits, hidden, self.output, self._selector)
 
     def assume(self, length: int) -> None:
         self._rows.assume(length)

@@ -135,6 +135,13 @@ class Checkpoint:
 
 # ---- safetensors ----
 
+_BARE = (
+    "mask_embedding",
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+)
+_ALIASES = {f"{name}.weight": name for name in _BARE}
+
 
 def open_safetensors(folder: Path) -> Checkpoint:
     """The tensors of `model.safetensors`, or of the shards its index lists; a `model.` prefix is dropped.
@@ -145,7 +152,7 @@ def open_safetensors(folder: Path) -> Checkpoint:
     views: dict[str, U8] = {}
     for path in _shards(folder):
         for name, entry, view in _mapped(path):
-            plain = name.removeprefix("model.")
+            plain = _ALIASES.get(name.removeprefix("model."), name.removeprefix("model."))
             if plain in entries:
                 raise GGUFError(f"tensor {plain} of {path} occurs twice in {folder}")
             entries[plain] = replace(entry, source=plain)

@@ -15,8 +15,6 @@ from sparkinfer.errors import GGUFError, MissingFileError, ShapeError, Unsupport
 MAX_BLOCK = 16  # rows of the widest block: those of the widest verify window
 _DEFAULT_BLOCK = 16  # where no file says one (the reference's default)
 _SLIDING, _FULL = "sliding_attention", "full_attention"
-# What the two architectures are called that a config may name.
-_FIRST, _SECOND = "DFlashDraftModel", "DFlash2DraftModel"
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,10 @@ class DraftConfig:
     output_multiplier: float = 1.0
     softcap: float = 0.0  # 0: none
     embedding_scale: float = 1.0
+    conv_taps: int = 0  # second generation: rows of the convolutions around every sublayer, 0: none
+    conv_group: int = 0  # channels that share a row's weight
+    selector_rank: int = 0  # second generation: the selector of candidates, 0: none
+    selector_top: int = 0  # candidates of a slot
 
     @property
     def max_depth(self) -> int:
@@ -188,21 +190,19 @@ def read_json_config(folder: Path) -> DraftConfig:
         output_multiplier=fields.number("output_multiplier", default=1.0),
         softcap=0.0 if softcap is None else fields.number("final_logit_softcapping"),
         embedding_scale=fields.number("input_embedding_scale", default=1.0),
+        conv_taps=fields.integer("conv_kernel_size", default=0),
+        conv_group=fields.integer("conv_group_size", default=0),
+        selector_rank=fields.integer("selector_rank", default=0),
+        selector_top=fields.integer("selector_top_k", default=0),
     )
 
 
 def _refuse(fields: Fields) -> None:
     """Features that change the result and that this build does not compute."""
-    names = fields.find("architectures")
-    if isinstance(names, list) and _SECOND in names:
-        raise UnsupportedError(
-            f"{fields.path} is a {_SECOND} (convolutions over the block, candidate selector);"
-            f" supported: {_FIRST}"
-        )
     act = fields.find("hidden_act")
     if act not in (None, "silu"):
         raise UnsupportedError(f"{fields.path}: hidden_act is {act!r}; supported: silu")
-    for name in ("attention_bias", "attention_sink_bias", "conv_kernel_size", "selector_rank"):
+    for name in ("attention_bias", "attention_sink_bias"):
         if fields.find(name):
             raise UnsupportedError(
                 f"{fields.path}: {name} is {fields.find(name)!r}; supported: a draft without it"

@@ -37,7 +37,6 @@ def read_gguf_config(file: GGUFFile, n_vocab: int) -> DraftConfig:
             raise ShapeError(f"{key} is {value}, expected a positive number")
         return value
 
-    _refuse(file, own)
     heads, n_embd = integer(f"{arch}.attention.head_count"), integer(f"{arch}.embedding_length")
     head_size = integer(f"{arch}.attention.key_length", n_embd // heads)
     if file.get(f"{arch}.attention.value_length", int, head_size) != head_size:
@@ -78,16 +77,11 @@ def read_gguf_config(file: GGUFFile, n_vocab: int) -> DraftConfig:
         output_multiplier=file.get(f"{own}output_multiplier", float, 1.0),
         softcap=file.get(f"{own}final_logit_softcapping", float, 0.0),
         embedding_scale=file.get(f"{own}input_embedding_scale", float, 1.0),
+        conv_taps=file.get(f"{own}conv_kernel_size", int, 0),
+        conv_group=file.get(f"{own}conv_group_size", int, 0),
+        selector_rank=file.get(f"{own}selector_rank", int, 0),
+        selector_top=file.get(f"{own}selector_top_k", int, 0),
     )
-
-
-def _refuse(file: GGUFFile, own: str) -> None:
-    for key in ("conv_kernel_size", "selector_rank"):
-        value = file.get(f"{own}{key}", int, 0)
-        if value:
-            raise UnsupportedError(
-                f"{file.path}: {own}{key} is {value} (DFlash2); supported: a draft without it"
-            )
 
 
 def _integers(file: GGUFFile, key: str) -> tuple[int, ...]:

@@ -14,17 +14,20 @@ from sparkinfer.dflash.config import DraftConfig, read_json_config
 from sparkinfer.dflash.config_gguf import read_gguf_config
 from sparkinfer.dflash.context import ContextRows, cache_rows_of
 from sparkinfer.dflash.fit import (
+    CODEBOOKS,
     EMBEDDING,
     HEAD,
     IDS,
     MARKOV,
     MASK,
     OFFSETS,
+    SELECTION,
     check_fit,
     draft_vocabulary,
 )
-from sparkinfer.dflash.network import DraftNetwork, VectorProduct, build_layer
-from sparkinfer.dflash.proposals import MarkovHead, Output, Table
+from sparkinfer.dflash.layers import CONVOLUTIONS, build_layer
+from sparkinfer.dflash.network import DraftNetwork, VectorProduct
+from sparkinfer.dflash.proposals import MarkovHead, Output, Selector, Table
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.kernels.linear import pack_weight
@@ -61,7 +64,7 @@ def load_draft(
     check_fit(config, checkpoint, target.config)
     exact = target.plan["activations"] == "f32"
     if floats == "q8_0" and not exact:
-        checkpoint.encode("Q8_0", keep=(EMBEDDING, MARKOV[0]))
+        checkpoint.encode("Q8_0", keep={EMBEDDING, MARKOV[0], *CODEBOOKS, *_base_kernels(config)})
     shape = KvShape(config.n_layers, config.kv_heads, config.head_size, 4 if exact else 2)
     window = config.window if all(config.windows) else 0
     _check_memory(config, checkpoint, shape, size, window, exact)
@@ -87,6 +90,7 @@ def load_draft(
         embedding,
         embedding.take([config.mask_id])[0] if mask is None else mask,
         _plan(config, checkpoint, weights, network, rows),
+        _selector(config, checkpoint),
     )
     draft.warm_up()
     return draft
@@ -162,6 +166,7 @@ def _build(
         norm=weights.vector("norm.weight"),
         head=head,
         rope_table=weights.rows(table),
+        selection=weights.matrix(SELECTION) if config.selector_rank else None,
     )
 
 
@@ -194,6 +199,18 @@ def _markov(
     chosen = ids if ids is not None and len(after.rows) != len(ids) else None
     weight = _packed(weights.backend, after, chosen, weights.exact)
     return MarkovHead(checkpoint.table(MARKOV[0]), VectorProduct(weights.backend, weight))
+
+
+def _selector(config: DraftConfig, checkpoint: Checkpoint) -> Selector | None:
+    if not config.selector_rank:
+        return None
+    before, after = (checkpoint.table(name) for name in CODEBOOKS)
+    return Selector(before, after, config.selector_top)
+
+
+def _base_kernels(config: DraftConfig) -> list[str]:
+    layers = range(config.n_layers)
+    return [f"layers.{n}.{name}.base_kernel" for n in layers for name in CONVOLUTIONS]
 
 
 def _embedding(checkpoint: Checkpoint, target: Target) -> Table:
@@ -252,6 +269,8 @@ def _plan(
         "head": "own" if own_head else "rows of the target's" if reduced else "the target's",
         "head_ids": network.head.outputs,
         "markov": MARKOV[0] in checkpoint.tensors,
+        "convolutions": config.conv_taps,
+        "candidates": config.selector_top if config.selector_rank else 0,
         "weight_bytes": {kind: weights.formats[kind] for kind in sorted(weights.formats)},
         "head_bytes": network.head.n_bytes,
         "context": rows.context,

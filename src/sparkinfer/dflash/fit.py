@@ -2,6 +2,7 @@
 
 from sparkinfer.dflash.checkpoint import Checkpoint
 from sparkinfer.dflash.config import MAX_BLOCK, DraftConfig
+from sparkinfer.dflash.layers import CONVOLUTIONS
 from sparkinfer.errors import ShapeError, UnsupportedError
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.models.weights import Shape, tensor_problems
@@ -10,6 +11,8 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 MASK = "mask_embedding"
 OFFSETS, IDS = "d2t", "draft_ids"
 MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+CODEBOOKS = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
+SELECTION = "candidate_selector.hidden_projection.weight"
 # Read by other programs only: they change no proposal.
 _IGNORED = ("t2d", "confidence_head.proj.weight", "confidence_head.proj.bias")
 
@@ -24,6 +27,8 @@ def check_fit(config: DraftConfig, checkpoint: Checkpoint, target: ModelConfig) 
     if wrong:
         raise ShapeError(f"the draft {checkpoint.path} does not fit: {'; '.join(wrong)}")
     lacking = [*_not_computed(config), *_unused(config, checkpoint, target)]
+    if config.selector_rank and draft_vocabulary(checkpoint) is not None:
+        lacking.append("a selector of candidates over a reduced vocabulary is not supported")
     if lacking:
         raise UnsupportedError(f"the draft {checkpoint.path}: {'; '.join(lacking)}")
     names = [*expected(config, checkpoint, target)]
@@ -57,6 +62,14 @@ def expected(config: DraftConfig, checkpoint: Checkpoint, target: ModelConfig) -
             f"{prefix}mlp.up_proj.weight": (h, config.n_ff),
             f"{prefix}mlp.down_proj.weight": (config.n_ff, h),
         }
+        if config.conv_taps > 0 and config.conv_group > 0:
+            weights = 2 * config.conv_taps * h // config.conv_group
+            for name in CONVOLUTIONS:
+                shapes[f"{prefix}{name}.base_kernel"] = (h, config.conv_taps, 2)
+                shapes[f"{prefix}{name}.kernel_projection.weight"] = (h, weights)
+    if config.selector_rank > 0:
+        shapes |= dict.fromkeys(CODEBOOKS, (config.selector_rank, target.n_vocab))
+        shapes[SELECTION] = (h, config.selector_rank)
     return shapes | _optional(config, checkpoint, target)
 
 
@@ -68,9 +81,7 @@ def draft_vocabulary(checkpoint: Checkpoint) -> int | None:
     return None
 
 
-def _optional(
-    config: DraftConfig, checkpoint: Checkpoint, target: ModelConfig
-) -> dict[str, Shape]:
+def _optional(config: DraftConfig, checkpoint: Checkpoint, target: ModelConfig) -> dict[str, Shape]:
     h, tensors = config.n_embd, checkpoint.tensors
     reduced = draft_vocabulary(checkpoint)
     shapes: dict[str, Shape] = {
@@ -116,6 +127,10 @@ def _in_itself(config: DraftConfig) -> list[str]:
         wrong.append(f"{config.heads} heads are no multiple of {config.kv_heads} kv heads")
     if not config.taps:
         wrong.append("it lists no layers of the target to read")
+    if config.conv_group > 0 and config.n_embd % config.conv_group:
+        wrong.append(f"its hidden size is no multiple of conv_group_size {config.conv_group}")
+    if config.selector_rank and not 0 < config.selector_top <= config.n_vocab:
+        wrong.append(f"selector_top_k is {config.selector_top}, expected 1 .. {config.n_vocab}")
     if config.block < 2:
         wrong.append(f"its block size is {config.block}, expected 2 .. {MAX_BLOCK}")
     return wrong
@@ -123,6 +138,8 @@ def _in_itself(config: DraftConfig) -> list[str]:
 
 def _not_computed(config: DraftConfig) -> list[str]:
     lacking = []
+    if config.conv_taps and (config.conv_group < 1 or config.conv_group % 16):
+        lacking.append(f"conv_group_size is {config.conv_group}, expected a multiple of 16")
     if config.block > MAX_BLOCK:
         lacking.append(f"blocks of {config.block} are not supported; accepted: 2 .. {MAX_BLOCK}")
     for what, width, unit in (

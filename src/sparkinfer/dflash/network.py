@@ -1,19 +1,17 @@
 """The draft's network on the target's backend: its weights, and the tapes of context rows and of blocks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
-from sparkinfer.dflash.config import DraftConfig
+from sparkinfer.dflash.layers import DraftLayer
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rope import cache_rows
-from sparkinfer.kernels.shapes import Heads
 from sparkinfer.models.config import MAX_WIDTH
-from sparkinfer.models.layers import Attention, FeedForward, Run
-from sparkinfer.models.weights import Weights
+from sparkinfer.models.layers import Run
 from sparkinfer.models.workspace import Workspace
 
 CONTEXT_ROWS = 64  # most context rows of one tape
@@ -21,49 +19,15 @@ CONTEXT_ROWS = 64  # most context rows of one tape
 
 @dataclass(frozen=True)
 class DraftNetwork:
-    """Weights of a draft; `head` may be the target's."""
+    """Weights of a draft; `head` may be the target's, `selection` [rank, n_embd] is for a selector of candidates."""
 
     fc: Weight
     hidden_norm: Buffer
-    layers: tuple[tuple[Attention, FeedForward], ...]
+    layers: tuple[DraftLayer, ...]
     norm: Buffer
     head: Weight
     rope_table: Buffer
-
-
-def build_layer(weights: Weights, config: DraftConfig, layer: int) -> tuple[Attention, FeedForward]:
-    """Load one layer."""
-    prefix = f"layers.{layer}."
-    shape = Heads(
-        layer=layer,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_size=config.head_size,
-        rotated=config.head_size,
-        interleaved=False,
-        gated=False,
-        eps=config.eps,
-        causal=config.causal[layer],
-        window=config.windows[layer],
-    )
-    gate, up = weights.pair(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
-    attention = Attention(
-        shape=shape,
-        norm=weights.vector(f"{prefix}input_layernorm.weight"),
-        q=weights.matrix(f"{prefix}self_attn.q_proj.weight"),
-        k=weights.matrix(f"{prefix}self_attn.k_proj.weight"),
-        v=weights.matrix(f"{prefix}self_attn.v_proj.weight"),
-        output=weights.matrix(f"{prefix}self_attn.o_proj.weight"),
-        q_norm=weights.vector(f"{prefix}self_attn.q_norm.weight"),
-        k_norm=weights.vector(f"{prefix}self_attn.k_norm.weight"),
-    )
-    feed_forward = FeedForward(
-        norm=weights.vector(f"{prefix}post_attention_layernorm.weight"),
-        gate=gate,
-        up=up,
-        down=weights.matrix(f"{prefix}mlp.down_proj.weight"),
-    )
-    return attention, feed_forward
+    selection: Weight | None = None
 
 
 class Tapes:
@@ -80,6 +44,9 @@ class Tapes:
         )
         self.x = self._short.buffer("x", network.fc.outputs)
         self.logits = self._short.buffer("logits", network.head.padded_outputs)
+        self.selected: Buffer | None = None
+        if network.selection is not None:
+            self.selected = self._short.buffer("selected", network.selection.padded_outputs)
         self._contexts: dict[int, Tape] = {}
         self._blocks: dict[tuple[int, int, int], Tape] = {}
 
@@ -107,7 +74,7 @@ class Tapes:
         if network.fc.quantised:
             quantise(run.recorder, self.features)
         linear(run.recorder, self.features, [network.fc], [run.x])
-        attentions = [attention for attention, _ in network.layers]
+        attentions = [layer.attention for layer in network.layers]
         weights = [weight for a in attentions for weight in (a.k, a.v)]
         buffers = [
             space.buffer(f"{what} {layer}", weight.padded_outputs)
@@ -123,13 +90,13 @@ class Tapes:
     def _record_block(self, rows: int, first: int, depth: int) -> Tape:
         network = self.network
         run = self._run(rows, self._short, self.x)
-        for attention, feed_forward in network.layers:
-            attention.record(run)
-            feed_forward.record(run)
-        run = replace(run, x=_rows(self.x, first, depth))
-        run.recorder.rows = depth
-        x = run.norm(network.norm, [network.head])
-        linear(run.recorder, x, [network.head], [self.logits])
+        for layer in network.layers[:-1]:
+            layer.record(run)
+        run = network.layers[-1].record_last(run, first, depth)
+        readers, results = [network.head], [self.logits]
+        if network.selection is not None and self.selected is not None:
+            readers, results = [*readers, network.selection], [*results, self.selected]
+        linear(run.recorder, run.norm(network.norm, readers), readers, results)
         return run.recorder.finish()
 
 
@@ -139,7 +106,7 @@ class VectorProduct:
     def __init__(self, backend: Backend, weight: Weight) -> None:
         self._x = backend.activation(1, weight.inputs, quantised=weight.quantised)
         self._out = backend.buffer(1, weight.padded_outputs)
-        self._outputs = weight.outputs
+        self._weight = weight  # a tape knows addresses only
         recorder = backend.recorder(1)
         if weight.quantised:
             quantise(recorder, self._x)
@@ -149,15 +116,5 @@ class VectorProduct:
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         self._x.f32.array[0] = x
         self._tape.replay()
-        result: NDArray[np.float32] = self._out.array[0, : self._outputs]
+        result: NDArray[np.float32] = self._out.array[0, : self._weight.outputs]
         return result
-
-
-def _rows(buffer: Buffer, first: int, count: int) -> Buffer:
-    """Some rows of a shared buffer as a buffer."""
-    return replace(
-        buffer,
-        array=buffer.array[first : first + count],
-        address=buffer.address + first * buffer.stride,
-        rows=count,
-    )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sparkinfer.dflash.base import Logits
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
-LEAST = np.float32(-1e30)  # logit of an id that the draft cannot propose
+LEAST = -1e30  # logit of an id that the draft cannot propose
 
 
 @dataclass(frozen=True)
@@ -78,22 +78,73 @@ class Output:
         else:
             out = np.full(self.n_vocab, LEAST, np.float32)
             out[self.ids] = values
-        return np.nan_to_num(out, copy=False, nan=LEAST, posinf=-LEAST, neginf=LEAST)
+        return _finite(out)
 
 
 @dataclass(frozen=True)
-class BlockProposals:
-    """Raw logits of a block's slots, float32 [depth, draft ids], overwritten by the draft's next call."""
+class Selector:
+    """Second generation: of a slot's `top` likeliest ids, adds <P[previous] * h, S[id]> to the logits.
 
-    raw: Logits
-    output: Output
+    `before` is P and `after` S, both [target ids, rank]; h [rank] comes with each slot.
+    """
 
-    @property
-    def depth(self) -> int:
-        return len(self.raw)
+    before: Table
+    after: Table
+    top: int
+
+
+class SelectorProposals:
+    """Only the candidates of a slot can be proposed: other ids have the least logit."""
+
+    def __init__(
+        self, raw: Logits, hidden: NDArray[np.float32], output: Output, selector: Selector
+    ):
+        """`raw` [depth, ids] and `hidden` [depth, rank] are overwritten by the draft's next call."""
+        self.depth = len(raw)
+        self._raw, self._hidden, self._output, self._selector = raw, hidden, output, selector
+        self._found: dict[int, tuple[NDArray[np.int64], Logits, NDArray[np.float32]]] = {}
 
     def best(self, slot: int, previous: int) -> int:
-        return self.output.best(self.raw[slot], previous)
+        ids, scores = self._scores(slot, previous)
+        return int(ids[np.argmax(scores)])
 
     def row(self, slot: int, previous: int) -> Logits:
-        return self.output.row(self.raw[slot], previous)
+        ids, scores = self._scores(slot, previous)
+        out = np.full(self._output.n_vocab, LEAST, np.float32)
+        out[ids] = scores
+        return out
+
+    def _scores(self, slot: int, previous: int) -> tuple[NDArray[np.int64], Logits]:
+        ids, logits, after = self._candidates(slot)
+        query = self._selector.before.take([previous])[0] * self._hidden[slot]
+        return ids, _finite(logits + after @ query)
+
+    def _candidates(self, slot: int) -> tuple[NDArray[np.int64], Logits, NDArray[np.float32]]:
+        """Ids in ascending order, their logits and rows of S."""
+        if slot not in self._found:
+            row = _finite(self._output.logits(self._raw[slot], 0).copy())
+            top = self._selector.top
+            ids = np.sort(np.argpartition(row, len(row) - top)[len(row) - top :])
+            self._found[slot] = ids, row[ids], self._selector.after.take(ids)
+        return self._found[slot]
+
+
+def _finite(values: Logits) -> Logits:
+    """In place."""
+    finite: Logits = np.nan_to_num(values, copy=False, nan=LEAST, posinf=-LEAST, neginf=LEAST)
+    return finite
+
+
+class BlockProposals:
+    """Every slot for itself, but for the Markov head."""
+
+    def __init__(self, raw: Logits, output: Output) -> None:
+        """`raw` logits [depth, draft ids] are overwritten by the draft's next call."""
+        self.depth = len(raw)
+        self._raw, self._output = raw, output
+
+    def best(self, slot: int, previous: int) -> int:
+        return self._output.best(self._raw[slot], previous)
+
+    def row(self, slot: int, previous: int) -> Logits:
+        return self._output.row(self._raw[slot], previous)

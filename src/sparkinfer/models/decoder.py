@@ -214,7 +214,7 @@ class Target:
                     run.copy_stream(_columns(self._features(), place, self.config.n_embd))
         if rows != "none":
             if rows == "last":
-                run = replace(run, x=_row(self._x, width - 1))
+                run = replace(run, x=self._x.part(width - 1, 1))
                 run.recorder.rows = 1
             linear(
                 run.recorder,
@@ -236,16 +236,6 @@ class Target:
             self._set_params(state, count, advance=False)
             self._params.array[0, P.COMMIT_ROWS // 8] = count
             self._commit.replay()
-
-
-def _row(buffer: Buffer, row: int) -> Buffer:
-    """One row of a shared buffer as a buffer."""
-    return replace(
-        buffer,
-        array=buffer.array[row : row + 1],
-        address=buffer.address + row * buffer.stride,
-        rows=1,
-    )
 
 
 def _columns(buffer: Buffer, place: int, width: int) -> Buffer:

@@ -71,14 +71,25 @@ class Attention:
     q_norm: Buffer | None = None
     k_norm: Buffer | None = None
 
+    @property
+    def readers(self) -> list[Weight]:
+        """What reads the normed residual stream."""
+        return [self.q, self.k, self.v]
+
     def record(self, run: Run) -> None:
-        shape = self.shape
-        projections = [self.q, self.k, self.v]
-        names = ("q", "k", "v")
+        run.add_to_stream(self.mix(run, run.norm(self.norm, self.readers)), self.output)
+
+    def mix(self, run: Run, x: Activation, part: tuple[int, int] | None = None) -> Activation:
+        """The input of `output` for x.
+
+        `part` (first row, rows): only of these rows, which the recorder goes on with; not for gated layers.
+        """
+        shape, rows = self.shape, run.recorder.rows
+        projections, names = self.readers, ("q", "k", "v")
         q, k, v = (
             run.output(name, weight) for name, weight in zip(names, projections, strict=True)
         )
-        linear(run.recorder, run.norm(self.norm, projections), projections, [q, k, v])
+        linear(run.recorder, x, projections, [q, k, v])
         turned = run.workspace.buffer("q turned", shape.heads * shape.head_size)
         rope(
             run.recorder,
@@ -92,11 +103,17 @@ class Attention:
             self.q_norm,
             self.k_norm,
         )
+        first = 0
+        if part is not None:
+            assert not shape.gated, shape
+            first, run.recorder.rows = part
+            turned = turned.part(*part)
         mixed = run.activation("attention", turned.width, [self.output], cheap=True)
         attention(
-            run.recorder, turned, shape, run.params, q if shape.gated else None, mixed, run.context
-        )
-        run.add_to_stream(mixed, self.output)
+            run.recorder, turned, shape, run.params, q if shape.gated else None, mixed, run.context,
+            first_row=first, of_rows=rows,
+        )  # fmt: skip
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -108,12 +125,23 @@ class FeedForward:
     up: Weight
     down: Weight
 
+    @property
+    def readers(self) -> list[Weight]:
+        """What reads the normed residual stream."""
+        return [self.gate, self.up]
+
+    @property
+    def output(self) -> Weight:
+        return self.down
+
     def record(self, run: Run) -> None:
+        run.add_to_stream(self.mix(run, run.norm(self.norm, self.readers)), self.output)
+
+    def mix(self, run: Run, x: Activation) -> Activation:
+        """The input of `output` for x."""
         hidden = run.activation("hidden", self.gate.outputs, [self.down], cheap=False)
-        gated_linear(
-            run.recorder, run.norm(self.norm, [self.gate, self.up]), self.gate, self.up, hidden
-        )
-        run.add_to_stream(hidden, self.down)
+        gated_linear(run.recorder, x, self.gate, self.up, hidden)
+        return hidden
 
 
 @dataclass(frozen=True)

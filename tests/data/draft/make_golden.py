@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dflash.model import DFlashDraftModel
+from dflash.model import DFlash2DraftModel, DFlashDraftModel
 from gguf import GGUFReader
 from safetensors.torch import save_file
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config
 
 HERE = Path(__file__).parent
 TARGET = "llama-tiny-F32"  # hidden size 64, 4 layers, 320 ids, head tied to the embedding
-CONTEXTS = (1, 7, 23, 40)  # context rows before each block
+CONTEXTS = (1, 23, 40)  # context rows before each block
 COMMON = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -65,7 +65,7 @@ CASES = {
         "dflash_config": {"mask_token_id": 300, "target_layer_ids": FIVE},
     },
     "qwen36-35b-old": {
-        **heads(8, 1), **layers("ff"), "block_size": 16, "rope_theta": 1e7, "max_position_embeddings": 262144,
+        **heads(8, 1), **layers("f"), "block_size": 16, "rope_theta": 1e7, "max_position_embeddings": 262144,
         "dflash_config": {"mask_token_id": 300, "target_layer_ids": FIVE},
     },
     # everything nested, rope_parameters, mixed layers
@@ -80,7 +80,7 @@ CASES = {
         "dflash_config": {"mask_token_id": 300, "target_layer_ids": FIVE, "block_size": 16},
     },
     "specforge-0.5b": {
-        **heads(14, 2), **layers("ff"), "block_size": 16, "rope_theta": 1e6, "max_position_embeddings": 32768,
+        **heads(14, 2), **layers("f"), "block_size": 16, "rope_theta": 1e6, "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-5, "dflash_config": {"mask_token_id": 319, "target_layer_ids": FIVE},
     },
     # sliding layers whose blocks are not causal; one window shorter than a block
@@ -100,12 +100,22 @@ CASES = {
             "output_multiplier": 0.5, "final_logit_softcapping": 4.0,
         },
     },
+    # the second generation: convolutions over the block and a selector of candidates
+    "dflash2": {
+        **heads(4, 1), **layers("ss", 12), "is_causal": False, "architectures": ["DFlash2DraftModel"],
+        "max_position_embeddings": 262144, "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
+        "dflash_config": {
+            "mask_token_id": 300, "target_layer_ids": [0, 1, 3], "block_size": 8, "conv_kernel_size": 4,
+            "conv_group_size": 16, "selector_rank": 16, "selector_top_k": 8,
+        },
+    },
 }  # fmt: skip
 
 
 def random_model(config: dict, seed: int) -> DFlashDraftModel:
     """Weights that bfloat16 holds exactly, large enough that attention has something to choose."""
-    model = DFlashDraftModel(Qwen3Config(**config)).eval()
+    kind = DFlash2DraftModel if "DFlash2DraftModel" in config["architectures"] else DFlashDraftModel
+    model = kind(Qwen3Config(**config)).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in model.named_parameters():
@@ -139,14 +149,20 @@ def expected(
                 target_hidden=torch.from_numpy(features[None, :count].astype(np.float32)),
             )
             out[f"hidden_{count}"] = hidden[0].numpy()
+            if isinstance(model, DFlash2DraftModel):
+                out[f"path_{count}"] = model.propose(hidden[:, 1:], ids[:, 0], head, 0.0)[0][
+                    0
+                ].numpy()
         if "output_multiplier" in config:
             out["logits"] = model.compute_logits(hidden, head)[0].numpy()
     return out
 
 
 def write_weights(model: DFlashDraftModel, folder: Path, sharded: bool) -> None:
+    """Codebooks have bare names in published files."""
     tensors = {
-        name: value.detach().bfloat16().contiguous() for name, value in model.named_parameters()
+        name.replace("codebook.weight", "codebook"): value.detach().bfloat16().contiguous()
+        for name, value in model.named_parameters()
     }
     if not sharded:
         save_file(tensors, folder / "model.safetensors")

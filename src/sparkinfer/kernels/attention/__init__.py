@@ -16,6 +16,9 @@ def attention(
     gate: Buffer | None,
     out: Activation,
     context: int,
+    *,
+    first_row: int = 0,
+    of_rows: int | None = None,
 ) -> None:
     """Record out[r] = softmax(q[r] k^T / sqrt(head_size)) v over the positions that row r sees.
 
@@ -25,15 +28,20 @@ def attention(
     Row r stands at p = position + r and sees FIRST .. p when `shape.causal`, else FIRST .. position + rows - 1; with
     `shape.window` W only keys k with p - k < W and k - p < W. FIRST (a run parameter) is at most `position`. What a row
     does not see may be no number.
+    q and out may hold only some rows of a run of `of_rows` (default: the recorder's): those from `first_row` on.
     Pinned: softmax inside splits of SPLIT positions at absolute boundaries, merged in order with the overall maximum.
     """
-    select("attention", recorder.backend)(recorder, q, shape, params, gate, out, context)
+    total = recorder.rows if of_rows is None else of_rows
+    select("attention", recorder.backend)(
+        recorder, q, shape, params, gate, out, context, first_row, total
+    )
 
 
 def chunks(position: int, rows: int, kv_heads: int, *, first: int = 0, window: int = 0) -> int:
     """Chunks of the attention phase for `rows` rows after `position` tokens: splits x row blocks x kv heads.
 
-    Splits that no row can see (`first`: the run parameter FIRST, `window` of the layer) are not counted.
+    Splits that no row can see (`first`: the run parameter FIRST, `window` of the layer) are not counted. A layer that
+    computes only some of the rows needs fewer: chunks too many do nothing.
     """
     begin = max(first, position - window + 1 if window else 0, 0) // SPLIT
     splits = -(-(position + rows) // SPLIT) - begin

@@ -205,11 +205,11 @@ def _lowest(params: int, window: int, query: int) -> int:
 
 
 @inner
-def _end(params: int, causal: int, window: int, query: int, rows: int) -> int:
-    """One past the last position that a row at position `query` of `rows` rows sees."""
+def _end(params: int, causal: int, window: int, query: int, total: int) -> int:
+    """One past the last position that a row at position `query` of a run of `total` rows sees."""
     if causal:
         return query + 1
-    end = load_i64(params + POSITION) + rows
+    end = load_i64(params + POSITION) + total
     if window != 0:
         end = min(end, query + window)
     return end
@@ -223,11 +223,11 @@ def _partial_job(wide: int) -> Kernel:
     def attention_partial(args, chunk, thread):  # type: ignore[no-untyped-def]
         params, rows = load_i64(args + 24), load_i64(args + 32)
         heads, kv_heads, size = load_i64(args + 48), load_i64(args + 56), load_i64(args + 64)
-        causal, window = load_i64(args + 104), load_i64(args + 112)
+        causal, window, run_rows = load_i64(args + 104), load_i64(args + 112), load_i64(args + 128)
         head = chunk % kv_heads
         rest = chunk // kv_heads
         row_blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
-        position = load_i64(params + POSITION)
+        position = load_i64(params + POSITION) + load_i64(args + 120)
         block = rest % row_blocks
         split = rest // row_blocks + _lowest(params, window, position) // SPLIT
         per_kv = heads // kv_heads
@@ -256,7 +256,7 @@ def _partial_job(wide: int) -> Kernel:
                 for d in range(0, size * 4, 64):
                     store(queries + i * size * 4 + d, load(source + d) * scale)
                 low = max(_lowest(params, window, position + row) - start, 0)
-                count = min(SPLIT, _end(params, causal, window, position + row, rows) - start)
+                count = min(SPLIT, _end(params, causal, window, position + row, run_rows) - start)
                 store_i64(bounds + 16 * i, low)
                 store_i64(bounds + 16 * i + 8, count)
                 seen = seen or low < count
@@ -310,9 +310,9 @@ def _merge_row(args: int, row: int, thread: int) -> None:
         load_i64(args + 72),
     )
     causal, window = load_i64(args + 104), load_i64(args + 112)
-    query = load_i64(params + POSITION) + row
+    query = load_i64(params + POSITION) + load_i64(args + 120) + row
     first = _lowest(params, window, query) // SPLIT
-    used = (_end(params, causal, window, query, load_i64(args + 80)) - 1) // SPLIT + 1 - first
+    used = (_end(params, causal, window, query, load_i64(args + 128)) - 1) // SPLIT + 1 - first
     target = load_i64(args) + thread * load_i64(args + 8) + row * load_i64(args + 16)
     gate = load_i64(args + 88)
     for head in range(heads):
@@ -343,6 +343,8 @@ def record(
     gate: Buffer | None,
     out: Activation,
     context: int,
+    first_row: int,
+    of_rows: int,
 ) -> None:
     rows, size = recorder.rows, shape.head_size
     splits = -(-context // SPLIT)
@@ -354,14 +356,14 @@ def record(
     )
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
-        scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window,
+        scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window, first_row, of_rows,
     )  # fmt: skip
     kernel = _partial_job(int(recorder.owner.wide_cache))
     count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS
     recorder.phase([Job(kernel, args, 1, params.address + count)])
     merge = (
         *activation_args(out), partial, params.address, shape.heads, size, splits, rows,
-        gate.address if gate else 0, gate.stride if gate else 0, int(shape.causal), shape.window,
+        gate.address if gate else 0, gate.stride if gate else 0, int(shape.causal), shape.window, first_row, of_rows,
     )  # fmt: skip
     if out.private:
         recorder.prologue(Job(merge_all_job, merge, 1))
