@@ -29,7 +29,7 @@ OURS = "sparkinfer"
 PEER = "llama.cpp"
 BEST = "llama.cpp-best"
 SCRIPTS = {"sparkinfer": "sparkinfer_side.py", "llama.cpp": "llama_cpp_side.py"}
-MEASURES = ("read", "decode", "prompt", "rows", "start")
+MEASURES = ("read", "decode", "prompt", "rows", "speculate", "start")
 START_TEXT = "The capital of France is a city of many bridges. Which river do they cross, and why?"
 
 
@@ -43,13 +43,24 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--activations", choices=("int8", "f32"), default="int8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
+    parser.add_argument(
+        "--measures",
+        nargs="+",
+        choices=MEASURES,
+        default=["read", "decode", "prompt", "rows", "start"],
+    )
     parser.add_argument("--depths", nargs="+", type=int, default=[0, 1024])
     parser.add_argument("--decode-tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--row-depth", type=int, default=128)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 6, 8, 16])
     parser.add_argument("--row-repeats", type=int, default=5, help="forwards of a width per round")
+    parser.add_argument("--draft", help="speculate: our draft (a folder or GGUF file)")
+    parser.add_argument(
+        "--tokens-a-step", nargs="+", type=float, help="speculate: script these, network or none"
+    )
+    parser.add_argument("--answer-tokens", type=int, default=128, help="speculate: tokens decoded")
+    parser.add_argument("--text", nargs="+", default=[START_TEXT], help="speculate: the prompts")
     parser.add_argument("--start-rounds", type=int, default=3)
     parser.add_argument(
         "--cache-option", default="SPARKINFER_CACHE_DIR", help="kernel cache folder"
@@ -71,7 +82,7 @@ class Comparison:
         self.args = args
         self.hog_ids = hog_ids
         wanted = [*args.depths, args.row_depth, args.prompt]
-        context = max(wanted) + max(args.decode_tokens, *args.rows)
+        context = max(wanted) + max(args.decode_tokens, args.answer_tokens + 16, *args.rows)
         self.settings: dict[str, Any] = {
             "threads": args.threads,
             "context": -(-context // 256) * 256,
@@ -97,6 +108,8 @@ class Comparison:
         own = [client.process.pid for client in self.clients.values()]
         self.foreign = ForeignLoad([*own, *hog_ids])
         self.disturbed = {"repeated": 0, "kept": 0}
+        self.answers = list(self._answers()) if "speculate" in args.measures else []
+        self.steps: dict[str, list[float]] = {}  # tokens a step of ours
         self.agree: dict[str, list[float]] = {}
 
     def tokens(self, count: int, salt: int) -> list[int]:
@@ -121,6 +134,21 @@ class Comparison:
             for n in args.rows:
                 fed = {"context": context, "tokens": self.tokens(n, 5)}
                 yield f"rows{n}_ms", "rows", {**fed, "repeats": args.row_repeats}
+
+        for number, (context, tokens) in enumerate(self.answers):
+            for script in args.tokens_a_step or [None]:
+                name = f"speculate{number}_{'draft' if script is None else script}_tok_s"
+                fed = {"context": context, "tokens": tokens, "draft": args.draft}
+                yield name, "speculate", {**fed, "tokens_a_step": script}
+                if number == 0 and script == (args.tokens_a_step or [None])[-1]:
+                    yield "plain0_tok_s", "decode", {"context": context, "tokens": tokens}
+
+    def _answers(self) -> Iterator[tuple[list[int], list[int]]]:
+        """The prompts of `--text` in the model's chat form, and our plain greedy answers."""
+        ours = self.clients[OURS]
+        for text in self.args.text:
+            prompt = ours.ask("chat", text=text)["tokens"]
+            yield prompt, ours.ask("greedy", tokens=prompt, count=self.args.answer_tokens)["tokens"]
 
     @staticmethod
     def _value(op: str, asked: dict[str, Any], reply: dict[str, Any]) -> float:
@@ -150,6 +178,8 @@ class Comparison:
             replies = self._step(labels, op, asked)
             for label, reply in replies.items():
                 values[label][name] = self._value(op, asked, reply)
+            if op == "speculate":
+                self.steps.setdefault(name, []).append(replies[OURS]["tokens_a_step"])
             same = np.equal(replies[OURS]["argmax"], replies[PEER]["argmax"])
             self.agree.setdefault(name, []).append(float(same.mean()))
         for side in values.values():
@@ -225,6 +255,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "rounds": rounds,
             "disturbed": run.disturbed,
             "idle_core_share": run.watch.shares(),
+            "tokens_a_step": {name: median(steps) for name, steps in run.steps.items()},
             "same_argmax": {name: median(shares) for name, shares in run.agree.items()},
             "peak_rss": {label: client.peak_rss for label, client in run.clients.items()},
             "summary": summarise(rounds, OURS),
@@ -254,6 +285,8 @@ def describe(result: dict[str, Any]) -> str:
     lines.append(f"idle use of a core: {result['idle_core_share']}")
     lines.append(f"measurements disturbed by other programs: {result['disturbed']}")
     lines.append(f"same argmax: {result['same_argmax']}")
+    if result["tokens_a_step"]:
+        lines.append(f"tokens a step: {result['tokens_a_step']}")
     peaks = {label: f"{peak / 1e6:.0f} MB" for label, peak in result["peak_rss"].items()}
     lines.append(f"peak memory of the rounds: {peaks}")
     for label in result["starts"][0] if result.get("starts") else ():

@@ -157,6 +157,10 @@ class LlamaCpp:
             best.append(int(self._view(1)[0].argmax()))
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
+    def speculate(self, context: list[int], tokens: list[int], **_ours: object) -> Reply:
+        """Plain decoding of the same answer: the prompt's last row gives its first token."""
+        return self.decode(context[:-1], context[-1:] + tokens[:-1])
+
     def rows(self, context: list[int], tokens: list[int], repeats: int) -> Reply:
         seconds = []
         for _ in range(repeats):

@@ -31,6 +31,11 @@ class Side(Protocol):
     def decode(self, context: list[int], tokens: list[int]) -> Reply:
         """Feed `tokens` one by one after `context` (untimed): `seconds`, `argmax` of each row."""
 
+    def speculate(
+        self, context: list[int], tokens: list[int], draft: str | None, tokens_a_step: float | None
+    ) -> Reply:
+        """The known greedy answer `tokens` after the prompt `context`, drafting if the side can: as `decode`."""
+
     def rows(self, context: list[int], tokens: list[int], repeats: int) -> Reply:
         """One forward of all `tokens` after `context`, every row's logits: `seconds` (a list)."""
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from protocol import Reply, run_side
+from speculation import Speculation
 
 import sparkinfer
+from sparkinfer.chat import ChatTemplate
 from sparkinfer.gguf import open_gguf
 from sparkinfer.models import load_target
 from sparkinfer.state import Sequence, Snapshot
@@ -38,6 +41,7 @@ class SparkInfer:
             activations=settings.get("activations", "int8"),
         )
         self.states: dict[tuple[int, ...], tuple[Sequence, Snapshot]] = {}
+        self.speculation: dict[tuple[str | None, float | None], Speculation] = {}
         self.load_s = time.perf_counter() - start
 
     def info(self) -> Reply:
@@ -81,6 +85,15 @@ class SparkInfer:
             best.append(int(self.target.forward(state, [token])[0].argmax()))
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
+    def speculate(
+        self, context: list[int], tokens: list[int], draft: str | None, tokens_a_step: float | None
+    ) -> Reply:
+        """Decode the known answer `tokens` to the prompt `context` with a draft (see `speculation.py`)."""
+        key = (draft, tokens_a_step)
+        if key not in self.speculation:
+            self.speculation[key] = Speculation(self.target, draft, tokens_a_step)
+        return self.speculation[key].run(context, tokens)
+
     def rows(self, context: list[int], tokens: list[int], repeats: int) -> Reply:
         seconds = []
         for _ in range(repeats):
@@ -111,6 +124,11 @@ class SparkInfer:
     def tokenize(self, text: str) -> Reply:
         tokenizer = Tokenizer.from_gguf(self.file)
         return {"tokens": tokenizer.encode(text, parse_special=True)}
+
+    def chat(self, text: str) -> Reply:
+        """Prompt tokens of one user message."""
+        with closing(ChatTemplate.from_gguf(self.file, Tokenizer.from_gguf(self.file))) as template:
+            return {"tokens": template.encode([{"role": "user", "content": text}])}
 
 
 if __name__ == "__main__":
