@@ -1,7 +1,8 @@
 """How likely the target keeps each slot of a draft, estimated from the slots it was seen to judge.
 
-Text changes: a list is easy to draft, the prose after it is not. So the estimate mixes three memories of different length,
-each weighted by how well it predicted the latest steps. A slot that was not reached says nothing and changes nothing.
+Text changes: a list is easy to draft, the prose after it is not. So the estimate mixes memories of
+different length, each weighted by how well it predicted the latest steps. A slot that was not reached
+says nothing and changes nothing.
 """
 
 from dataclasses import dataclass, field
@@ -13,9 +14,12 @@ MEMORIES = (
     40.0,
     10.0,
 )  # steps after which a memory has forgotten all but 1/e, longest first
-_FIRST = 0.7  # acceptance of the first slot before anything was seen
+_FIRST = 0.75  # acceptance of the first slot before anything was seen
 _DEEPER = 0.98  # of an unseen slot against the one before it
-_WEIGHT = 4.0  # observations that what is guessed for a slot is worth
+_FIRST_WEIGHT = 6.0
+_DIFFERENCE = 12.0
+_WEIGHT = 12.0  # observations that what is guessed for a slot is worth
+_ALIKE = 0.9  # of a slot's change shows in the next one too
 _EVIDENCE = 0.93  # per step: how fast old successes of a memory stop counting for it
 _LEAST, _MOST = 0.01, 0.99
 
@@ -48,18 +52,22 @@ class _Memory:
         return total + (log(1.0 - self.rates[accepted]) if judged > accepted else 0.0)
 
     def estimate(self, longer: "_Memory | None") -> None:
-        """Set the rates: counts where there are enough, else what the shallower slots and the longer memory suggest."""
-        rates = self.rates
-        for slot in range(len(rates)):
+        """Set the rates: the longest memory's from its counts, another one's from how it differs from the next longer.
+
+        Where counts are few the shallower slots decide: an unseen slot is like the one before it.
+        """
+        rates, step = self.rates, 0.0
+        for slot, reached in enumerate(self.reached):
+            weight = _DIFFERENCE if longer else _WEIGHT if slot else _FIRST_WEIGHT
+            trust = reached / (reached + weight)
+            seen = self.kept[slot] / reached if reached else 0.0
             if longer is None:
                 guess = rates[slot - 1] * _DEEPER if slot else _FIRST
+                rate = trust * seen + (1.0 - trust) * guess
             else:
-                guess = longer.rates[slot]
-                if (
-                    slot
-                ):  # where the shallower slots differ from the longer memory, this one will too
-                    guess += 0.7 * (rates[slot - 1] - longer.rates[slot - 1])
-            rate = (self.kept[slot] + _WEIGHT * guess) / (self.reached[slot] + _WEIGHT)
+                own = seen - longer.kept[slot] / longer.reached[slot] if reached else 0.0
+                step = trust * own + (1.0 - trust) * _ALIKE * step
+                rate = longer.rates[slot] + step
             rates[slot] = min(_MOST, max(_LEAST, rate))
 
 

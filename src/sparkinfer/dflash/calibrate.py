@@ -1,7 +1,7 @@
 """Measure what steps cost here: plain rows, verify windows by path and width, and the draft's own work.
 
-Everything runs on states that only pretend to hold a context (`assume`), in rounds of all measurements, so that a slow moment hits
-them alike; what counts is the median over rounds.
+Everything runs on states that only pretend to hold a context (`assume`), in rounds of all measurements,
+so that a slow moment hits them alike; what counts is the median over rounds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,9 +55,10 @@ def measured_costs(
     cache_dir: Path,
     progress: Report | None = None,
 ) -> CostTable:
-    """The costs of the permitted paths: read back if this machine, model and draft were measured before, else measured and kept.
+    """The costs of the permitted paths: read back if they were measured before, else measured and kept.
 
-    `origin` of the result says which, and why. A folder that cannot be written to is no error.
+    Measurements belong to a fingerprint of machine, models and paths. `origin` of the result says where they come
+    from, and why. A folder that cannot be read or written is no error.
     """
     key = fingerprint(target, draft, paths)
     table, reason = load_costs(cache_dir, key)
@@ -71,7 +72,7 @@ def measured_costs(
 
 
 def fingerprint(target: CostTarget, draft: Draft, paths: Paths) -> dict[str, Any]:
-    """Everything a cost depends on, ready for JSON: the machine, both models' plans, the permitted paths, this version."""
+    """Everything a cost depends on, ready for JSON: machine, both models' plans, permitted paths, version."""
     return {
         "cpu": cpu_model(),
         "cores": allowed_cores(),
@@ -96,7 +97,8 @@ def calibrate(
 ) -> CostTable:
     """Measure steps of at most `most` rows (default: all that target and draft can do), in about three seconds.
 
-    A slow model gets few widths and two rounds; the widths between are interpolated. The draft is left without context.
+    A slow model gets few widths and at most two rounds; the widths between are interpolated. The draft is left
+    without context.
     """
     lengths = _lengths(target.context)
     top = min(target.max_width, draft.max_depth + 1, target.context - lengths[-1] - 1)
@@ -135,7 +137,8 @@ class _Plan:
 def _plan(paths: Sequence[VerifyPath], top: int, slow: bool) -> _Plan:
     """The first path that serves a width is measured at all widths, the second at its narrowest and widest.
 
-    Paths stand in order of preference; what comes third would have to be faster than two before it.
+    A slow model gets only the first. Paths stand in order of preference; what comes third would have to be
+    faster than two before it.
     """
     candidates = {width for width in (_SLOW_WIDTHS if slow else _WIDTHS) if width <= top}
     if top >= 2:
@@ -146,7 +149,7 @@ def _plan(paths: Sequence[VerifyPath], top: int, slow: bool) -> _Plan:
         serving = [path.name for path in paths if path.refusal(width) is None]
         if serving:
             first.setdefault(serving[0], []).append(width)
-        if len(serving) > 1:
+        if len(serving) > 1 and not slow:
             second.setdefault(serving[1], []).append(width)
     widths = {name: set(known) for name, known in first.items()}
     for name, known in second.items():
@@ -192,12 +195,13 @@ class _Bench:
 
     def measure(self, slow: bool, report: Report | None) -> None:
         """Warm up, then rounds of all measurements, every second one in the opposite order."""
-        self._round(1, keep=False)
+        self._round(1, self.lengths[:1], keep=False)
         started = self.clock()
         least, most = (_SLOW_ROUNDS, _SLOW_ROUNDS) if slow else _ROUNDS
         done = 0
         while done < most and (done < least or self._time_is_left(started, done)):
-            self._round(1 if done % 2 else -1, keep=True)
+            lengths = self.lengths[-1:] if slow and done else self.lengths
+            self._round(1 if done % 2 else -1, lengths, keep=True)
             done += 1
             if report:
                 report("measuring steps", done, most)
@@ -218,8 +222,8 @@ class _Bench:
         spent = self.clock() - started
         return spent + spent / done <= _BUDGET
 
-    def _round(self, direction: int, *, keep: bool) -> None:
-        for length in self.lengths:
+    def _round(self, direction: int, lengths: Sequence[int], *, keep: bool) -> None:
+        for length in lengths:
             for key in list(self.runs)[::direction]:
                 self._settle(length, key[1])
                 elapsed = self._timed(self.runs[key])

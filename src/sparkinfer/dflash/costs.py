@@ -4,24 +4,30 @@ import bisect
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparkinfer.dflash.drift import Drift
 
 PLAIN = "ar"  # the path of a plain step, one row and no draft
+_EARLY_EXIT = "token_loop"  # a path whose cost depends on how much is accepted; it was measured with all of it
 VERSION = 1  # of the file; another one is measured again
+Key = tuple[str, int]  # path, width
 Points = tuple[float, ...]  # seconds at each of the table's context lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A step as it came out. `drafted` counts the tokens the target judged or could have judged, `accepted` those it kept.
+    """A step as it came out.
 
-    `length` is the context at the step's start; `parts` splits `seconds` (draft, target, sample, commit).
+    `drafted` counts the tokens that were judged, or would have been if none before them had been rejected;
+    `accepted` those that were kept. `length` is the context at the step's start; `parts` splits `seconds`
+    (draft, target, sample, commit).
     """
 
     width: int
@@ -65,13 +71,18 @@ class CostTable:
         self.lengths, self.base, self.row, self.origin = tuple(lengths), tuple(plain), row, origin
         self.steps = {path: dict(sorted(costs.items())) for path, costs in steps.items()}
         _check(self)
-        keys = [(PLAIN, 1), *((path, w) for path, costs in self.steps.items() for w in costs)]
-        self._drift = Drift(keys)
-        self._totals = {
+        totals = {
             (path, w): cost.total for path, costs in self.steps.items() for w, cost in costs.items()
         }
-        self._totals[PLAIN, 1] = self.base
-        self.seen: dict[tuple[str, int], int] = {}  # steps observed
+        self._place = {key: place for place, key in enumerate([(PLAIN, 1), *totals])}
+        points = np.array([self.base, *totals.values()])
+        distance = max(self.lengths[-1] - self.lengths[0], 1)
+        self._low = points[:, 0]
+        self._slope = (points[:, -1] - points[:, 0]) / distance
+        pairs = zip(self._low.tolist(), self._slope.tolist(), strict=True)
+        self._lines: list[tuple[float, float]] = list(pairs)
+        self._drift = Drift(self._place)
+        self.seen: dict[Key, int] = {}  # steps observed
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -86,20 +97,34 @@ class CostTable:
         """Seconds of a step of `width` rows, draft included. Raises: KeyError for what the table does not hold."""
         return self._seconds((path, width) if width > 1 else (PLAIN, 1), length)
 
-    def best_path(self, width: int, length: int, without: Iterable[str] = ()) -> str | None:
+    def best_path(self, width: int, length: int, without: Collection[str] = ()) -> str | None:
         """The cheapest path for a width, `without` those named; None where there is none."""
         if width == 1:
             return PLAIN
-        paths = [p for p, costs in self.steps.items() if width in costs and p not in without]
-        return min(paths, key=lambda path: self.step(width, path, length), default=None)
+        refused = {(path, width) for path in without}
+        best = self.cheapest(length, refused).get(width)
+        return best[0] if best else None
+
+    def cheapest(self, length: int, without: Collection[Key] = ()) -> dict[int, tuple[str, float]]:
+        """Width -> path and seconds of its cheapest way after `length` tokens; narrow first, width 1 left out."""
+        lines = np.maximum(self._low + self._slope * (length - self.lengths[0]), 0.5 * self._low)
+        seconds = (lines * self._drift.factors()).tolist()
+        best: dict[int, tuple[str, float]] = {}
+        for (path, width), place in self._place.items():
+            if width > 1 and (path, width) not in without:
+                now = seconds[place]
+                if width not in best or now < best[width][1]:
+                    best[width] = (path, now)
+        return dict(sorted(best.items()))
 
     def observe(self, step: Observed, waiting: int | None = None) -> None:
         """Learn from a step; `waiting` context rows the draft had to append in it (None: as many as usual).
 
-        Steps of a kind that was never measured teach nothing.
+        Steps of a kind that was never measured teach nothing, nor does a token loop that ended early.
         """
         key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
-        if key not in self._totals:
+        ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
+        if key not in self._place or ended_early:
             return
         expected = self._seconds(key, step.length)
         self._drift.observe(key, self.usual(step, waiting) / expected)
@@ -109,20 +134,28 @@ class CostTable:
         """The step's seconds if the draft had had the usual number of rows to append."""
         if waiting is None or step.width == 1:
             return step.seconds
-        extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factor((PLAIN, 1))
+        extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factors()[0]
         return max(step.seconds - extra, 0.05 * step.seconds)
 
     def charge(self, step: Observed, waiting: int | None = None) -> float:
-        """Seconds to put down for a step: what it took, but within half and twice of what such a step takes."""
+        """Seconds to put down for a step: what it took, but at most twice what such a step takes."""
         key = (step.path, step.width)
         seconds = self.usual(step, waiting)
-        if key not in self._totals:
+        if key not in self._place:
             return seconds
-        expected = self._seconds(key, step.length)
-        return min(2.0 * expected, max(0.5 * expected, seconds))
+        return min(seconds, 2.0 * self._seconds(key, step.length))
+
+    def growth(self, length: int) -> float:
+        """A plain step after `length` tokens against one after none, as it was measured."""
+        return self._line(0, length) / self._line(0, 0)
 
     def _seconds(self, key: tuple[str, int], length: int) -> float:
-        return _at(self.lengths, self._totals[key], length) * self._drift.factor(key)
+        place = self._place[key]
+        return self._line(place, length) * self._drift.factors()[place]
+
+    def _line(self, place: int, length: int) -> float:
+        low, slope = self._lines[place]
+        return max(low + slope * (length - self.lengths[0]), 0.5 * low)
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON: what was measured (milliseconds at each context length) and the corrections since."""
@@ -168,14 +201,6 @@ def usual_rows(width: int) -> float:
     return (width + 1) / 2
 
 
-def _at(lengths: tuple[int, ...], points: Points, length: int) -> float:
-    """The value at `length` on the line through the points (the first and the last if there are more)."""
-    if len(points) == 1:
-        return points[0]
-    slope = (points[-1] - points[0]) / (lengths[-1] - lengths[0])
-    return max(points[0] + slope * (length - lengths[0]), 0.5 * points[0])
-
-
 def _check(table: CostTable) -> None:
     lengths, count = table.lengths, len(table.lengths)
     if not lengths or list(lengths) != sorted(set(lengths)):
@@ -193,10 +218,7 @@ def _check(table: CostTable) -> None:
 
 
 def filled(costs: Mapping[int, Cost], widths: Iterable[int]) -> dict[int, Cost]:
-    """Costs of all `widths`: between the given ones on a line, beyond them as the nearest; never falling with the width.
-
-    Only what is filled in is raised to the level of narrower windows; a measured cost stays what it is.
-    """
+    """Costs of all `widths`: the given ones as they are, between them on a line that does not fall."""
     known = sorted(costs)
     result = {}
     for width in widths:

@@ -27,23 +27,28 @@ class Drift:
         n = len(self._place) + 2
         self._value = np.zeros(n)
         self._covariance = np.diag([*_START[:2], *[_START[2]] * (n - 2)])
+        self._drafts = np.array([float(width > 1) for _, width in self._place])
+        self._factors: list[float] | None = None
         self._creep = np.array([*_CREEP[:2], *[_CREEP[2]] * (n - 2)])
 
-    def factor(self, kind: Kind) -> float:
-        """What the measured cost of this kind is to be multiplied with."""
-        value = self._value[0] + self._value[self._place[kind]]
-        return exp(value + self._value[1] if kind[1] > 1 else value)
+    def factors(self) -> list[float]:
+        """What each kind's measured cost is to be multiplied with, in the order of the kinds."""
+        if self._factors is None:
+            value = self._value[2:] + self._value[0] + self._value[1] * self._drafts
+            self._factors = np.exp(value).tolist()
+        return self._factors
 
     def observe(self, kind: Kind, ratio: float) -> None:
         """A step of this kind took `ratio` (> 0) times what was expected, factor included."""
         parts = [0, self._place[kind]] if kind[1] == 1 else [0, 1, self._place[kind]]
         covariance = self._covariance
-        covariance[np.diag_indices_from(covariance)] += self._creep
+        covariance.flat[:: len(covariance) + 1] += self._creep
         shared = covariance[:, parts].sum(axis=1)
         variance = float(shared[parts].sum()) + _NOISE
         most = _CLIP * variance**0.5
         surprise = min(most, max(-most, log(max(ratio, 1e-9))))
         self._value += shared * (surprise / variance)
+        self._factors = None
         covariance -= np.outer(shared, shared) / variance
 
     def report(self) -> dict[str, Any]:

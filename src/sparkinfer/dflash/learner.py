@@ -1,0 +1,190 @@
+"""What every policy learns and reports: acceptance, costs, and how the widths look now."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from sparkinfer.dflash.acceptance import Acceptance
+from sparkinfer.dflash.costs import PLAIN, Key, Observed
+from sparkinfer.dflash.ledger import Ledger
+from sparkinfer.dflash.policy import Decision, Setup
+
+CLEAR = 1.005  # how much better another width must be before it is taken
+_GROUP = 16  # plain steps that the cost table sees as one, their median
+_STRETCH = 64  # tokens of context over which relative costs are taken as constant
+_DRAFT_ROWS = 64  # context rows that wait for the draft at most
+_PLAIN_DECISION = Decision(1, PLAIN, "nothing was decided yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A width as it looks now: its path, its cost in plain steps, the tokens it yields, and tokens by cost."""
+
+    width: int
+    path: str
+    cost: float
+    tokens: float
+    rate: float
+
+
+PLAIN_OFFER = Offer(1, PLAIN, 1.0, 1.0, 1.0)
+
+
+def by_rate(offer: Offer) -> float:
+    return offer.rate
+
+
+class Learner:
+    """Base of the policies; they differ in `choose`."""
+
+    name = ""
+
+    def __init__(self, setup: Setup) -> None:
+        self.costs, self.top = setup.costs, setup.top
+        self.acceptance = Acceptance(setup.max_depth)
+        self.ledger = Ledger()
+        self.widths: Counter[int] = Counter()  # steps
+        self.switches = self.probes = 0
+        self.chosen = _PLAIN_DECISION
+        self.length = 0  # at the last decision
+        self.since_draft = self.since_plain = 0  # steps
+        self._width = 0  # that pays, 0 before the first choice
+        self._refused: set[Key] = set()  # in this request
+        self._waiting = 0  # context rows the draft has yet to append
+        self._plain: list[Observed] = []  # not yet told to the cost table
+        self._menu: list[Offer] = []
+        self._menu_length: int | None = None  # None: to be made anew
+
+    def begin(self, length: int) -> None:
+        """A request starts after `length` context tokens: what was learned counts, but less."""
+        self.ledger.begin(length, self.costs.growth(length))
+        self.acceptance.soften()
+        self._refused.clear()
+        self._waiting = 0
+        self.chosen = _PLAIN_DECISION
+        self.length, self._menu_length = length, None
+
+    def observe(self, step: Observed) -> None:
+        """Learn from a step; nothing is learned about slots it did not reach."""
+        self.widths[step.width] += 1
+        if step.width == 1:
+            self._observe_plain(step)
+        else:
+            self._observe_drafted(step)
+
+    def expected_speedup(self) -> float:
+        """Plain decoding's time over the expected time with the width that looks best now."""
+        return max(self.offers(self.length, self.top), key=by_rate).rate
+
+    def plain_seconds(self, length: int) -> float:
+        """What a plain step costs after `length` tokens."""
+        return self.costs.plain(length)
+
+    def offers(self, length: int, limit: int) -> list[Offer]:
+        """All widths up to `limit` that a path serves, 1 first; the same list as long as nothing new is known."""
+        if self._menu_length is None or abs(length - self._menu_length) >= _STRETCH:
+            self._menu, self._menu_length = self._new_menu(length), length
+        if limit >= self.top:
+            return self._menu
+        return [offer for offer in self._menu if offer.width <= limit]
+
+    def reach(self, length: int) -> None:
+        """A decision is due after `length` tokens."""
+        self.ledger.reach(length, self.costs.growth(length))
+        self.length = length
+
+    def keep_or_switch(self, offers: list[Offer]) -> Offer:
+        """The best rate; the width before stays unless another one is clearly better."""
+        best = max(offers, key=by_rate)
+        now = next((offer for offer in offers if offer.width == self._width), None)
+        if (
+            now is None
+        ):  # the first choice; or the limit is below the width, which comes back afterwards
+            self._width = self._width or best.width
+            return best
+        if best.rate < now.rate * CLEAR:
+            return now
+        self.switches += 1
+        self._width = best.width
+        return best
+
+    def take(self, offer: Offer, why: str) -> Decision:
+        """Decide for it."""
+        self.chosen = Decision(offer.width, offer.path, why)
+        return self.chosen
+
+    def reason(self, offer: Offer, first: int, last: int) -> str:
+        """What speaks for a width, in words."""
+        milliseconds = offer.cost * self.costs.plain(self.length) * 1e3
+        return f"best of {first}..{last}: {offer.tokens:.1f} tokens in {milliseconds:.1f} ms"
+
+    def report(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        offers = self.offers(self.length, self.top)
+        best, milliseconds = max(offers, key=by_rate), self.costs.plain(self.length) * 1e3
+        return {
+            "policy": self.name,
+            "why": self.chosen.why,
+            "width": self.chosen.width,
+            "tau": round(self.acceptance.expected(max(self.chosen.width - 1, 1)), 3),
+            "expected_speedup": round(best.rate, 3),
+            "acceptance": self.acceptance.report(),
+            "widths": {str(width): count for width, count in sorted(self.widths.items())},
+            "switches": self.switches,
+            "probes": self.probes,
+            "refused": sorted(f"{path} {width}" for path, width in self._refused),
+            "ledger": self.ledger.report(),
+            "cost_of_width": {
+                str(offer.width): {
+                    "path": offer.path,
+                    "ms": round(offer.cost * milliseconds, 4),
+                    "relative": round(offer.cost, 3),
+                    "tokens": round(offer.tokens, 3),
+                    "rate": round(offer.rate, 3),
+                }
+                for offer in offers
+            },
+            "costs": self.costs.to_json(),
+        }
+
+    def _observe_plain(self, step: Observed) -> None:
+        # The step is put down at its own cost: it neither gains nor loses. Its row is work that waits for the draft.
+        row = self.costs.row / self.costs.plain(step.length)
+        self.ledger.spend(1.0 + row)
+        self.since_draft += 1
+        self.since_plain = 0
+        self._waiting = self._waiting % _DRAFT_ROWS + 1
+        self._plain.append(step)
+        if len(self._plain) == _GROUP:
+            self._settle_plain()
+
+    def _settle_plain(self) -> None:
+        """Tell the cost table the median of the plain steps that wait: one slow step among them is forgotten."""
+        if self._plain:
+            steps = sorted(
+                self._plain, key=lambda step: step.seconds / self.costs.plain(step.length)
+            )
+            self.costs.observe(steps[(len(steps) - 1) // 2])
+            self._plain.clear()
+            self._menu_length = None
+
+    def _observe_drafted(self, step: Observed) -> None:
+        self._settle_plain()
+        self.acceptance.observe(step.drafted, step.accepted, self.since_draft)
+        if step.path != self.chosen.path:
+            self._refused.add((self.chosen.path, step.width))
+        charge = self.costs.charge(step, self._waiting)
+        self.ledger.spend(charge / self.costs.plain(step.length))
+        self.costs.observe(step, self._waiting)
+        self.since_draft = 0
+        self.since_plain += 1
+        self._waiting = step.accepted + 1
+        self._menu_length = None
+
+    def _new_menu(self, length: int) -> list[Offer]:
+        plain, menu = self.costs.plain(length), [PLAIN_OFFER]
+        for width, (path, seconds) in self.costs.cheapest(length, self._refused).items():
+            if width <= self.top:
+                cost, tokens = seconds / plain, self.acceptance.expected(width - 1)
+                menu.append(Offer(width, path, cost, tokens, tokens / cost))
+        return menu

@@ -1,0 +1,58 @@
+"""What a policy is: it decides how many rows the next step verifies. No policy sees a token or a clock."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparkinfer.dflash.costs import CostTable, Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`width` rows to verify, on `path` if it serves them; 1 is a plain step ("ar"). `why` is for people."""
+
+    width: int
+    path: str
+    why: str
+
+
+class Policy(Protocol):
+    """Decides one request after another; what it learned stays."""
+
+    name: str
+
+    def begin(self, length: int) -> None:
+        """A request starts after `length` context tokens."""
+
+    def choose(self, length: int, limit: int) -> Decision:
+        """What to do after `length` tokens; more than `limit` (>= 1) rows make no sense now."""
+
+    def observe(self, step: Observed) -> None:
+        """The step that was chosen last, after its commit."""
+
+    def expected_speedup(self) -> float:
+        """Plain decoding's time over the expected time, 1.0 where nothing is gained."""
+
+    def plain_seconds(self, length: int) -> float:
+        """What a plain step costs after `length` tokens."""
+
+    def report(self) -> dict[str, Any]:
+        """Ready for JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a policy is built from.
+
+    `costs` of the permitted paths, the most slots of the draft, the most rows of a window, and how many
+    tokens to propose at every step (0: as many as pay).
+    """
+
+    costs: CostTable
+    max_depth: int
+    max_width: int
+    proposals: int = 0
+
+    @property
+    def top(self) -> int:
+        """The most rows that make sense."""
+        return min(self.max_width, self.max_depth + 1)
