@@ -95,7 +95,7 @@ class BlockDraft:
         rows = first + depth if self.config.shortens else self.config.block
         self._rows.make_room(rows)
         scale = np.float32(self.config.embedding_scale)
-        self.tapes.x.array[0] = self._embedding.take([anchor])[0] * scale
+        self.tapes.x.array[0] = self._embedding.row(anchor) * scale
         self.tapes.x.array[1:rows] = self._mask
         self._set_params(rows)
         self.tapes.block(rows, first, depth).replay()

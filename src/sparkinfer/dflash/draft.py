@@ -88,7 +88,7 @@ def load_draft(
         rows,
         output,
         embedding,
-        embedding.take([config.mask_id])[0] if mask is None else mask,
+        embedding.row(config.mask_id) if mask is None else mask,
         _plan(config, checkpoint, weights, network, rows),
         _selector(config, checkpoint),
     )

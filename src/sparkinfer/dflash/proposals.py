@@ -1,7 +1,7 @@
 """From the logits of a block to tokens of the target: scaling, a reduced vocabulary and the Markov head."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sparkinfer.dflash.base import Logits
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
+_KEPT_ROWS = 2048  # expanded rows of a table
 LEAST = -1e30  # logit of an id that the draft cannot propose
 
 
@@ -19,6 +20,16 @@ class Table:
 
     type_name: str
     rows: NDArray[np.uint8]
+    _kept: dict[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        """One row, float32 [width]; the latest ones are kept: text repeats its tokens."""
+        found = self._kept.get(index)
+        if found is None:
+            if len(self._kept) >= _KEPT_ROWS:
+                self._kept.clear()
+            found = self._kept[index] = self.take([index])[0]
+        return found
 
     def take(self, ids: Any) -> NDArray[np.float32]:
         """Some rows (a list or a slice) as float32 [n, width]."""
@@ -41,7 +52,7 @@ class MarkovHead:
 
     def bias(self, previous: int) -> NDArray[np.float32]:
         """float32 [draft ids], valid until the next call."""
-        return self.product(self.before.take([previous])[0])
+        return self.product(self.before.row(previous))
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ class SelectorProposals:
 
     def _scores(self, slot: int, previous: int) -> tuple[NDArray[np.int64], Logits]:
         ids, logits, after = self._candidates(slot)
-        query = self._selector.before.take([previous])[0] * self._hidden[slot]
+        query = self._selector.before.row(previous) * self._hidden[slot]
         return ids, _finite(logits + after @ query)
 
     def _candidates(self, slot: int) -> tuple[NDArray[np.int64], Logits, NDArray[np.float32]]:
