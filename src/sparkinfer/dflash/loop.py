@@ -125,7 +125,7 @@ class DFlashDecoder:
         """Prefill the rest of the prompt and give its features to the draft chunk by chunk."""
         self._flush()  # of the request before: this one may continue it
         self._state, self._sampler, self._history = state, sampler, history
-        self._first, self._counts = None, _Counts()
+        self._first, self._counts, self._why = None, _Counts(), ""
         self.paths.refusals.clear()
         self.target.set_taps(self.draft.taps)
         self.draft.begin(state.tokens)
@@ -151,7 +151,8 @@ class DFlashDecoder:
             return self._single(_Step([]), row, perf_counter())
         length = self._state.length
         decision = self.policy.choose(length, min(limit, self._state.context - length))
-        self._why = decision.why
+        if limit > 1 or not self._why:  # the last token's step says nothing about the draft
+            self._why = decision.why
         step = _Step([], decision.width, AR_PATH, length)
         if decision.width > 1:
             return self._speculate(step, decision.path)
