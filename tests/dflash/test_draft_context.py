@@ -165,6 +165,26 @@ def test_at_twice_the_window_every_layer_equals_a_naive_masked_forward(
         assert_reference(draft, recipe, rows)
 
 
+def test_window_and_causality_can_be_overridden(folder: Path) -> None:
+    """Files do not always say how a draft was trained; both answers can be tried."""
+    path = write_folder(folder / "override", Recipe(windows=(24, 0), seed=6))
+    model, rows = golden_models.target("llama-tiny-F32", "f32"), features(60)
+    for kind, windows, causal in (
+        ({"window": 20}, (20, 20), None),
+        ({"window": 30, "causal": False}, (24, 30), False),
+        ({"causal": True}, (24, 0), True),
+    ):
+        draft = load_draft(path, model, **kind)  # type: ignore[arg-type]
+        wanted = Recipe(windows=windows, causal=causal, seed=6)
+        feed(draft, golden_models.tokens(60), rows, [64])
+        if causal is None:  # still what the layers' types imply
+            assert draft.config.causal == (True, False)
+            continue
+        assert_reference(draft, wanted, rows)
+    with pytest.raises(RequestError, match="draft window 0: expected a positive number"):
+        load_draft(path, model, window=0)
+
+
 def poison(draft: BlockDraft, first: int, end: int) -> None:
     """NaN in the cache rows first .. end of every layer."""
     cache = draft._rows.cache

@@ -16,6 +16,7 @@ from sparkinfer.errors import RequestError
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks
 from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]
 
@@ -91,14 +92,13 @@ class BlockDraft:
             raise RequestError(
                 f"anchor {anchor} is outside the vocabulary of {self.output.n_vocab}"
             )
-        first = 0 if self.config.from_anchor else 1
-        rows = first + depth if self.config.shortens else self.config.block
+        rows = self._block_rows(depth)
         self._rows.make_room(rows)
         scale = np.float32(self.config.embedding_scale)
         self.tapes.x.array[0] = self._embedding.row(anchor) * scale
         self.tapes.x.array[1:rows] = self._mask
         self._set_params(rows)
-        self.tapes.block(rows, first, depth).replay()
+        self.tapes.block(rows, self._first, depth).replay()
         logits = self.tapes.logits.array[:depth, : self.tapes.network.head.outputs]
         if self._selector is None or self.tapes.selected is None:
             return BlockProposals(logits, self.output)
@@ -108,14 +108,27 @@ class BlockDraft:
     def assume(self, length: int) -> None:
         self._rows.assume(length)
 
-    def warm_up(self) -> None:
-        """Record (and compile) what every request needs."""
-        for rows in (1, CONTEXT_ROWS):
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Record (and compile) every tape: in a first start that takes seconds, which no request should wait for."""
+        counts = [*range(1, MAX_WIDTH + 1), CONTEXT_ROWS]
+        depths = range(1, self.max_depth + 1)
+        total = len(counts) + len(depths)
+        for done, rows in enumerate(counts, 1):
             self.tapes.context(rows)
-        first = 0 if self.config.from_anchor else 1
-        for depth in {1, self.max_depth}:
-            rows = first + depth if self.config.shortens else self.config.block
-            self.tapes.block(rows, first, depth)
+            if progress:
+                progress("compile", done, total)
+        for done, depth in enumerate(depths, len(counts) + 1):
+            self.tapes.block(self._block_rows(depth), self._first, depth)
+            if progress:
+                progress("compile", done, total)
+
+    @property
+    def _first(self) -> int:
+        """The block's first row that is a slot."""
+        return 0 if self.config.from_anchor else 1
+
+    def _block_rows(self, depth: int) -> int:
+        return self._first + depth if self.config.shortens else self.config.block
 
     def _set_params(self, width: int) -> None:
         rows, config, p = self._rows, self.config, self._params.array[0]

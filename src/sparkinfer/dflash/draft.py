@@ -1,6 +1,7 @@
 """load_draft: from a folder or a GGUF file to a draft for one target, everything checked before it is loaded."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,20 +48,24 @@ def load_draft(
     *,
     context: int | None = None,
     floats: Literal["q8_0", "stored"] = "q8_0",
+    window: int | None = None,
+    causal: bool | None = None,
     progress: Progress | None = None,
 ) -> BlockDraft:
     """Open, check and pack a draft for `target`, on its backend. `context`: most tokens (default: the target's).
 
     `path` is a folder with config.json and model.safetensors (or shards and their index), or a GGUF file. Matrices of
     floats become Q8_0 unless `floats` is "stored" or the target computes in float32: less to read, and a proposal need
-    not be exact.
+    not be exact. `window` narrows what every layer sees (at long contexts that is most of a draft's time) and
+    `causal` decides for all layers whether a row of a block sees later ones, where a file says otherwise or nothing.
     Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
-    MemoryLimitError, RequestError for the context.
+    MemoryLimitError, RequestError for the context or the window.
     """
     size = target.context if context is None else context
     if not 1 <= size <= target.context:
         raise RequestError(f"draft context {size} is outside 1 .. {target.context}, the target's")
     config, checkpoint = _open(Path(path), target)
+    config = _overridden(config, window, causal)
     check_fit(config, checkpoint, target.config)
     exact = target.plan["activations"] == "f32"
     if floats == "q8_0" and not exact:
@@ -92,7 +97,7 @@ def load_draft(
         _plan(config, checkpoint, weights, network, rows),
         _selector(config, checkpoint),
     )
-    draft.warm_up()
+    draft.warm_up(progress)
     return draft
 
 
@@ -109,6 +114,16 @@ def _open(path: Path, target: Target) -> tuple[DraftConfig, Checkpoint]:
         )
     _split_fused(config, checkpoint)
     return config, checkpoint
+
+
+def _overridden(config: DraftConfig, window: int | None, causal: bool | None) -> DraftConfig:
+    if window is not None:
+        if window < 1:
+            raise RequestError(f"draft window {window}: expected a positive number of tokens")
+        config = replace(config, windows=tuple(min(w or window, window) for w in config.windows))
+    if causal is not None:
+        config = replace(config, causal=(causal,) * config.n_layers)
+    return config
 
 
 def _split_fused(config: DraftConfig, checkpoint: Checkpoint) -> None:
