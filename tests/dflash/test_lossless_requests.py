@@ -6,7 +6,8 @@ from collections.abc import Callable
 import golden_models
 import numpy as np
 import pytest
-from draft_zoo import MAX_DEPTH
+from draft_zoo import MAX_DEPTH, accepting, write_block_draft
+from fault_cases import some_costs
 from lossless_cases import (
     PATHS,
     ScriptedPolicy,
@@ -21,6 +22,8 @@ from lossless_cases import (
 )
 from state_bits import Oracle, state_bits
 
+from sparkinfer.dflash.planner import POLICIES, Setup
+from sparkinfer.engine import Engine
 from sparkinfer.tokenizer import Tokenizer
 
 COUNT = 24
@@ -108,7 +111,7 @@ def test_any_sequence_of_requests(name, seed):
     """Turns, edited and repeated prompts, plain requests between (gap rows), cancelled ones, in random order."""
     session = Session(name, seed)
     kinds = ["new", "turn", "edit", "same", "one more", "plain", "cancel", "reset"]
-    for turn in range(16):
+    for turn in range(12):
         kind = kinds[turn] if turn < 5 else str(session.rng.choice(kinds))
         if kind == "cancel":
             session.cancel()
@@ -197,7 +200,6 @@ def test_an_exception_inside_a_step_leaves_the_engine_usable(monkeypatch, name, 
                 assert generation.result.finish_reason == "cancelled"
                 assert generation.result.tokens == plain.tokens[: len(generation.result.tokens)]
     session.last, session.in_step = session.draft.known, False
-    session.run("same")
     session.run("turn")
     session.run("edit")
 
@@ -219,3 +221,49 @@ def test_the_context_is_filled_to_its_last_token(name, depth):
         )
         assert not wanted.differences(got)
         assert (len(got.tokens), got.finish_reason) == (64 - length, "context")
+
+
+@pytest.mark.parametrize("policy", ["auto", "always", "fixed", "off"])
+@pytest.mark.parametrize("name", ["qwen3-tiny-Q8_0", "qwen35moe-tiny-F32"])
+def test_no_policy_changes_an_output(name, policy):
+    """The planner's choices hang on a clock; outputs do not. Good, bad and changing drafts in turn."""
+    target = golden_models.target(name)
+    tokenizer = Tokenizer.from_gguf(target.file)
+    plain = plain_engine(target, tokenizer)
+    draft = draft_for("oracle", target, tokenizer, [], 0)
+    made = POLICIES[policy](Setup(some_costs(), MAX_DEPTH, target.max_width, proposals=6))
+    engine = spec_engine(target, tokenizer, draft, [], policy=made)
+    widths: set[int] = set()
+    for turn, accepted in enumerate([[15], [0], [15, 15, 0, 0, 2], [1], [7]]):
+        prompt = golden_models.tokens(20, seed=turn % 3)
+        options = {"max_tokens": 90, "ignore_eos": True, "logprobs": 1}
+        if turn % 2:
+            options |= {"temperature": 1.0, "seed": turn}
+        wanted = plain_outcome(plain, prompt, **options)
+        draft.known, draft.guess = [*prompt, *wanted.tokens], accepting(accepted, 320)
+        got, result = outcome(engine, prompt, **options)
+        assert [d for d in wanted.differences(got) if d != "usage"] == []
+        assert not check_context(target, draft, draft.known)
+        assert draft.gap == 0
+        widths |= set(result.speculation.widths)
+    if policy != "auto":  # what that one takes depends on this machine
+        assert (max(widths) > 1) == (policy != "off"), widths
+
+
+def test_a_draft_on_disk_through_the_engine(tmp_path, monkeypatch):
+    """The whole way: files, measured costs, planner, network; the same text with and without, and said so."""
+    monkeypatch.setenv("SPARKINFER_CACHE_DIR", str(tmp_path / "cache"))
+    model = golden_models.FOLDER / "qwen35-tiny256-Q4_K_M.gguf"
+    folder = write_block_draft(tmp_path / "draft", golden_models.target(model.stem))
+    options = {"max_tokens": 60, "ignore_eos": True, "logprobs": 2, "temperature": 0.8, "seed": 4}
+    with Engine.load(model, context=256, threads=2) as plain:
+        wanted, _ = outcome(plain, "the end of the", **options)
+        assert plain.speculation == "off (no draft given)"
+    for spec in ("on", "auto", "off"):
+        with Engine.load(model, context=256, threads=2, draft=folder, spec=spec) as engine:
+            got, result = outcome(engine, "the end of the", **options)
+            assert not wanted.differences(got)
+            assert engine.speculation.startswith("off" if spec == "off" else "on (draft")
+            assert (result.speculation is None) == (spec == "off")
+            if spec == "on":
+                assert result.speculation.drafted > 0

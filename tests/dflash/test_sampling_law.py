@@ -179,7 +179,7 @@ def least_chance(counts: np.ndarray, law: np.ndarray) -> float:
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("rule", RULES)
 def test_three_positions_follow_the_exact_law(rule, name):
-    the_law(rule, name, 600)
+    the_law(rule, name, 500)
 
 
 @pytest.mark.long
@@ -255,7 +255,7 @@ def test_the_test_finds_wrong_rules(wrong, name):
     """38, 39: known faults of other engines are told from the right law."""
     decoder = speculative("rejection", steps=[(4, "window")])
     decoder._judge = wrong
-    counts = counted(decoder, params_of(name), range(1500))
+    counts = counted(decoder, params_of(name), range(1000))
     law = exact(params_of(name), target_row)
     assert not (counts[law == 0].any() or least_chance(counts, law) > 1e-9)
 
@@ -304,8 +304,8 @@ def markov_row(tokens: tuple[int, ...]) -> np.ndarray:
 def test_a_draft_that_is_the_target_is_always_accepted(width, name):
     """p = q: penalties, bias, min_tokens and the samplers shape both alike, so nothing is rejected."""
     decoder = speculative("rejection", row=markov_row, steps=[(width, "window")])
-    for seed in range(6):
-        draw(decoder, params_of(name), seed, count=20)
+    for seed in range(3):
+        draw(decoder, params_of(name), seed, count=12)
         report = decoder.report()
         judged = sum(reached for reached, _ in report.slots)
         assert report.accepted == judged > 0
@@ -341,12 +341,11 @@ def test_match_gives_plain_decodings_tokens_at_every_width(name):
     """The random numbers are keyed by position: neither width nor path nor draft changes a token."""
     params = params_of(name)
     target = ToyTarget(lambda tokens: target_row(tuple(tokens)), recurrent=True)
-    for seed in range(2):
-        plain = draw(AutoregressiveDecoder(target), params, seed, 20)
-        for width in (2, 3, 4, 7, 16):
-            for path in ("compact", "window", "block", "token_loop"):
-                decoder = speculative("match", steps=[(width, path)])
-                assert draw(decoder, params, seed, 20) == plain
+    plain = draw(AutoregressiveDecoder(target), params, 5, 20)
+    for width in (2, 4, 7):
+        for path in ("compact", "window", "block", "token_loop"):
+            decoder = speculative("match", steps=[(width, path)])
+            assert draw(decoder, params, 5, 20) == plain
 
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}, {"logit_bias": {1: 2.0}}])
