@@ -53,6 +53,15 @@ def test_nested_fields_come_before_the_top_level(tmp_path: Path) -> None:
     assert (config.block, config.max_depth, config.mask_id, config.taps) == (9, 9, 317, (0, 2, 3))
 
 
+def test_dspark_drafts_predict_the_next_token(tmp_path: Path) -> None:
+    config = config_of(tmp_path, architectures=["Qwen3DSparkModel"], **nested(block_size=7))
+    assert (config.from_anchor, config.max_depth) == (True, 7)
+    config = config_of(
+        tmp_path, architectures=["Qwen3DSparkModel"], **nested(sample_from_anchor=False)
+    )
+    assert not config.from_anchor
+
+
 def test_the_widest_block_fills_the_widest_window(tmp_path: Path) -> None:
     assert config_of(tmp_path, **nested(block_size=16)).max_depth == 15
     assert config_of(tmp_path, **nested(block_size=16, sample_from_anchor=True)).max_depth == 15
@@ -182,6 +191,7 @@ def test_scaled_rotation(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, r"layer_types is \['full_attention'\], expected 2 entries"),
         ({"layer_types": ["full_attention", "x"]}, "layer_types has x; supported: full_attention"),
         ({"layer_types": TWO_SLIDING, "use_sliding_window": True}, "sliding_window is missing"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "architectures is .*Eagle3.*; drafts are: DFl"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
         ({"attention_bias": True}, "attention_bias is True; supported: a draft without it"),
         (nested(attention_sink_bias=True), "attention_sink_bias is True"),

@@ -300,6 +300,35 @@ def test_assumed_rows_cost_what_real_ones_do(folder: Path) -> None:
         restart(draft)
 
 
+def test_an_interrupt_while_the_cache_moves_loses_rows_but_never_mixes_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(windows=(24, 24), seed=11)
+    model = golden_models.target("llama-tiny-F32", "f32", context=2048)
+    draft = load_draft(write_folder(folder / "interrupt", recipe), model)
+    tokens, rows = golden_models.tokens(1600), features(1600)
+
+    def interrupted(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(draft._rows.cache, "drop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        feed(draft, tokens, rows, [64])
+    monkeypatch.undo()
+    draft.begin(tokens[:1400])
+    assert (draft.length, draft.gap) == (1400, 1400)
+    feed(draft, tokens, rows, [64])
+    assert_reference(draft, recipe, rows, first=1400)
+
+
+def test_assumed_rows_are_never_taken_for_real_ones() -> None:
+    draft = golden("qwen35-4b")
+    draft.assume(20)
+    draft.begin([0] * 20)
+    assert draft.gap == 20
+    restart(draft)
+
+
 def test_bad_calls_are_refused() -> None:
     draft = golden("qwen35-4b")
     restart(draft)

@@ -18,11 +18,12 @@ from sparkinfer.dflash.proposals import Table
 from sparkinfer.errors import GGUFError, MissingFileError, UnsupportedError
 from sparkinfer.gguf import GGUFFile
 from sparkinfer.quant.encode import quantize
-from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
+from sparkinfer.quant.formats import QUANT_FORMATS
 
 U8 = NDArray[np.uint8]
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _HEADER_WORD = 8  # a safetensors file begins with the length of its JSON header, a 64-bit integer
+_ENCODED_VALUES = 1 << 15  # at a time: temporaries stay near the cache
 _FLOATS = ("F32", "F16", "BF16")
 _INTEGERS: Mapping[str, type[np.signedinteger[Any]]] = {"I32": np.int32, "I64": np.int64}
 
@@ -76,10 +77,15 @@ class Checkpoint:
         if not entry.stored:
             return raw[entry.start : entry.start + entry.n_bytes]
         stored = QUANT_FORMATS[entry.stored]
-        n_bytes = entry.n_values // stored.block_size * stored.block_bytes
-        blocks = raw[entry.start : entry.start + n_bytes].reshape(-1, stored.block_bytes)
-        values = dequantize(entry.stored, blocks).reshape(entry.n_rows, -1)
-        return quantize(entry.type_name, values).reshape(-1)
+        row_bytes = entry.shape[0] // stored.block_size * stored.block_bytes
+        rows = raw[entry.start : entry.start + entry.n_rows * row_bytes].reshape(entry.n_rows, -1)
+        out = np.empty((entry.n_rows, entry.n_bytes // entry.n_rows), np.uint8)
+        step = max(1, _ENCODED_VALUES // entry.shape[0])
+        for first in range(0, entry.n_rows, step):
+            part = slice(first, first + step)
+            values = Table(entry.stored, rows[part]).take(slice(None))
+            out[part] = quantize(entry.type_name, values).reshape(len(values), -1)
+        return out.reshape(-1)
 
     def table(self, name: str) -> Table:
         """A matrix whose rows are read one at a time."""

@@ -14,6 +14,9 @@ from sparkinfer.errors import GGUFError, MissingFileError, ShapeError, Unsupport
 
 MAX_BLOCK = 16  # rows of the widest block: those of the widest verify window
 _DEFAULT_BLOCK = 16  # where no file says one (the reference's default)
+_DSPARK = "DSpark"
+_FAMILIES = ("DFlash", _DSPARK)  # exporters vary the rest of the name
+_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel")
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -185,7 +188,7 @@ def read_json_config(folder: Path) -> DraftConfig:
         mask_id=fields.integer("mask_token_id"),
         taps=taps,
         target_layers=None if target_layers is None else fields.integer("num_target_layers"),
-        from_anchor=bool(fields.flag("sample_from_anchor", default=False)),
+        from_anchor=bool(fields.flag("sample_from_anchor", default=_predicts_next(fields))),
         variable_block=bool(fields.flag("variable_block", default=False)),
         output_multiplier=fields.number("output_multiplier", default=1.0),
         softcap=0.0 if softcap is None else fields.number("final_logit_softcapping"),
@@ -197,8 +200,18 @@ def read_json_config(folder: Path) -> DraftConfig:
     )
 
 
+def _predicts_next(fields: Fields) -> bool:
+    """Where no file says: drafts of the DSpark family predict each row's successor (arXiv 2607.05147)."""
+    return _DSPARK in str(fields.find("architectures"))
+
+
 def _refuse(fields: Fields) -> None:
     """Features that change the result and that this build does not compute."""
+    names = fields.find("architectures")
+    if names is not None and not any(kind in str(names) for kind in _FAMILIES):
+        raise UnsupportedError(
+            f"{fields.path}: architectures is {names}; drafts are: {', '.join(_ARCHITECTURES)}"
+        )
     act = fields.find("hidden_act")
     if act not in (None, "silu"):
         raise UnsupportedError(f"{fields.path}: hidden_act is {act!r}; supported: silu")

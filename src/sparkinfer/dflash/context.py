@@ -39,34 +39,43 @@ class ContextRows:
         return len(self._tokens)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Stand after `tokens`: keep the rows of their common beginning if that is all of them, else none."""
-        common = _common(self._tokens, tokens)
-        self._tokens = list(tokens)
-        length = len(tokens)
+        """Stand after `tokens`: keep the rows of their common beginning if that is all of them, else none.
+
+        Interrupted (Ctrl-C), it leaves no tokens: the next call then keeps nothing.
+        """
+        common, length = _common(self._tokens, tokens), len(tokens)
+        self._tokens = []
         if common < length or length <= self.base:
             self.first, self.base = length, length // SPLIT * SPLIT
         elif self.base and length - self.window + 1 < self.base:
             self.first = max(self.first, self.base)
         self.first = min(self.first, length)
+        self._tokens = list(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
         """Note rows that were written for `tokens`."""
         self._tokens += tokens
 
     def assume(self, length: int) -> None:
-        """Pretend to hold rows for `length` tokens, all zero."""
+        """Pretend to hold rows for `length` tokens, all zero, of tokens that no text has."""
+        self._tokens = []
         keep = min(length, self.size - MAX_WIDTH - _SLACK) if self.window else length
         self.first, self.base = 0, (length - keep) // SPLIT * SPLIT
-        self._tokens = [0] * length
         self.cache.clear(min(length - self.base + MAX_WIDTH, self.size))
+        self._tokens = [-1] * length
 
     def make_room(self, count: int) -> None:
         """Move the cache so that `count` rows after the last one lie in it."""
         if self.length + count - self.base <= self.size:
             return
-        base = max(0, self.length - self.window + 1) // SPLIT * SPLIT
-        self.cache.drop(base - self.base, self.length - self.base)
+        tokens, self._tokens = (
+            self._tokens,
+            [],
+        )  # an interrupt must not leave rows that have half moved
+        base = max(0, len(tokens) - self.window + 1) // SPLIT * SPLIT
+        self.cache.drop(base - self.base, len(tokens) - self.base)
         self.base = base
+        self._tokens = tokens
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
