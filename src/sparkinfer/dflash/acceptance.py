@@ -9,36 +9,51 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
 
-MEMORIES = (
-    160.0,
-    40.0,
-    10.0,
-)  # steps after which a memory has forgotten all but 1/e, longest first
 _FIRST = 0.75  # acceptance of the first slot before anything was seen
 _DEEPER = 0.98  # of an unseen slot against the one before it
-_FIRST_WEIGHT = 6.0
-_DIFFERENCE = 12.0
-_WEIGHT = 12.0  # observations that what is guessed for a slot is worth
-_ALIKE = 0.9  # of a slot's change shows in the next one too
-_EVIDENCE = 0.93  # per step: how fast old successes of a memory stop counting for it
+_ALIKE = 0.9  # of a slot's change that shows in the next one too
+_EVIDENCE = 0.985  # per step: how fast it is forgotten how well a memory predicted
+_SETTLED = 32  # steps
 _LEAST, _MOST = 0.01, 0.99
 
 
-@dataclass
+@dataclass(frozen=True)
+class Span:
+    """How long a memory lasts: after `steps` all but 1/e is forgotten.
+
+    `first` and `deeper` say how many observations the guess for a slot is worth. A memory `of_change` guesses
+    that the slot is what the memory before it says, the others that it is like the slot before. One that `ages`
+    forgets during plain steps too: what drafting was like just now does not stay true while nothing is drafted.
+    """
+
+    name: str
+    steps: float
+    first: float
+    deeper: float
+    of_change: bool = False
+    ages: bool = True
+
+
+SPANS = (
+    Span("long", 160.0, 6.0, 3.0, ages=False),  # where slots differ: each for itself
+    Span("long, smooth", 160.0, 6.0, 12.0, ages=False),
+    Span("medium", 30.0, 12.0, 12.0, of_change=True),
+    Span("short", 6.0, 12.0, 12.0, of_change=True),
+)
+
+
 class _Memory:
     """Decayed counts of slots reached and kept, the acceptance they suggest and how well that predicted."""
 
-    span: float
-    reached: list[float]
-    kept: list[float]
-    rates: list[float]
-    evidence: float = 0.0  # decayed log-likelihood
+    def __init__(self, span: Span, slots: int) -> None:
+        self.span = span
+        self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
+        self.evidence = 0.0  # decayed log-likelihood
 
     def fade(self, steps: float) -> None:
-        factor = exp(-steps / self.span)
-        for slot in range(len(self.reached)):
-            self.reached[slot] *= factor
-            self.kept[slot] *= factor
+        factor = exp(-steps / self.span.steps)
+        self.reached = [count * factor for count in self.reached]
+        self.kept = [count * factor for count in self.kept]
 
     def add(self, accepted: int, judged: int) -> None:
         for slot in range(judged):
@@ -51,24 +66,22 @@ class _Memory:
         total = sum(log(rate) for rate in self.rates[:accepted])
         return total + (log(1.0 - self.rates[accepted]) if judged > accepted else 0.0)
 
-    def estimate(self, longer: "_Memory | None") -> None:
-        """Set the rates: the longest memory's from its counts, another one's from how it differs from the next longer.
-
-        Where counts are few the shallower slots decide: an unseen slot is like the one before it.
-        """
-        rates, step = self.rates, 0.0
+    def estimate(self, longer: "_Memory") -> None:
+        """Set the rates; `longer` is the memory before this one."""
+        rates = []
+        guess, change, weight = _FIRST, 0.0, self.span.first
         for slot, reached in enumerate(self.reached):
-            weight = _DIFFERENCE if longer else _WEIGHT if slot else _FIRST_WEIGHT
-            trust = reached / (reached + weight)
-            seen = self.kept[slot] / reached if reached else 0.0
-            if longer is None:
-                guess = rates[slot - 1] * _DEEPER if slot else _FIRST
-                rate = trust * seen + (1.0 - trust) * guess
+            kept, trust = self.kept[slot], reached / (reached + weight)
+            if self.span.of_change:
+                seen = kept / reached - longer.kept[slot] / longer.reached[slot] if reached else 0.0
+                change = trust * seen + (1.0 - trust) * _ALIKE * change
+                rate = longer.rates[slot] + change
             else:
-                own = seen - longer.kept[slot] / longer.reached[slot] if reached else 0.0
-                step = trust * own + (1.0 - trust) * _ALIKE * step
-                rate = longer.rates[slot] + step
-            rates[slot] = min(_MOST, max(_LEAST, rate))
+                rate = (kept + weight * guess) / (reached + weight)
+            rate = _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
+            guess, weight = rate * _DEEPER, self.span.deeper
+            rates.append(rate)
+        self.rates = rates
 
 
 @dataclass
@@ -81,58 +94,41 @@ class Acceptance:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        n = self.slots
-        self.reached, self.kept = [0] * n, [0] * n
-        self._memories = [_Memory(span, [0.0] * n, [0.0] * n, [0.0] * n) for span in MEMORIES]
+        self.reached, self.kept = [0] * self.slots, [0] * self.slots
+        self._memories = [_Memory(span, self.slots) for span in SPANS]
         self._estimate()
 
-    def observe(self, drafted: int, accepted: int, since: int = 0) -> None:
+    def observe(self, drafted: int, accepted: int, since: int = 0) -> bool:
         """A step drafted so many tokens and the target kept so many; `since` plain steps came before it.
 
-        Slots up to the first rejected one were judged; the others were not reached.
+        Slots up to the first rejected one were judged; the others were not reached. Returns whether the estimates are
+        new: after many steps one changes little, and every other one is left to the next.
         """
         judged = min(drafted, accepted + 1, self.slots)
         accepted = min(accepted, judged)
         for memory in self._memories:
             memory.evidence = _EVIDENCE * memory.evidence + memory.likelihood(accepted, judged)
-            # What drafting was like long ago stays true while nothing is drafted; what it was like just now does not.
-            memory.fade(1.0 if memory.span == MEMORIES[0] else 1.0 + since)
+            memory.fade(1.0 + since * memory.span.ages)
             memory.add(accepted, judged)
         for slot in range(judged):
             self.reached[slot] += 1
         for slot in range(accepted):
             self.kept[slot] += 1
         self.steps += 1
-        self._estimate()
+        new = self.steps < _SETTLED or since > 0 or self.steps % 2 == 0
+        if new:
+            self._estimate()
+        return new
 
     def soften(self) -> None:
         """Another request begins: what was seen counts half, and no memory is preferred."""
         for memory in self._memories:
             memory.evidence = 0.0
-            memory.fade(memory.span * log(2.0))
+            memory.fade(memory.span.steps * log(2.0))
         self._estimate()
 
-    def _estimate(self) -> None:
-        longer = None
-        for memory in self._memories:
-            memory.estimate(longer)
-            longer = memory
-        best = max(memory.evidence for memory in self._memories)
-        weights = [exp(memory.evidence - best) for memory in self._memories]
-        total = sum(weights)
-        self._shares = [weight / total for weight in weights]
-        expected = [0.0] * (self.slots + 1)
-        for share, memory in zip(self._shares, self._memories, strict=True):
-            product, tokens = 1.0, 1.0
-            expected[0] += share
-            for slot, rate in enumerate(memory.rates):
-                product *= rate
-                tokens += product
-                expected[slot + 1] += share * tokens
-        self._expected = expected
-
     def expected(self, depth: int) -> float:
-        """Tokens that a step with `depth` drafted slots yields: 1 + the probabilities that it gets to each slot."""
+        """Tokens that a step with `depth` drafted slots yields: 1 + its chances to get through each slot."""
         return self._expected[min(depth, self.slots)]
 
     @property
@@ -143,16 +139,31 @@ class Acceptance:
 
     def report(self) -> dict[str, Any]:
         """Ready for JSON; slots that were never reached show what is assumed of them."""
+        rows = zip(self.reached, self.kept, self.rates, strict=True)
         return {
             "steps": self.steps,
             "slots": [
-                {"slot": slot + 1, "reached": r, "accepted": k, "estimate": round(rate, 3)}
-                for slot, (r, k, rate) in enumerate(
-                    zip(self.reached, self.kept, self.rates, strict=True)
-                )
+                {"slot": slot, "reached": reached, "accepted": kept, "estimate": round(rate, 3)}
+                for slot, (reached, kept, rate) in enumerate(rows, 1)
             ],
             "memories": {
-                f"{memory.span:g} steps": round(share, 3)
+                memory.span.name: round(share, 3)
                 for share, memory in zip(self._shares, self._memories, strict=True)
             },
         }
+
+    def _estimate(self) -> None:
+        longer = self._memories[0]
+        for memory in self._memories:
+            memory.estimate(longer)
+            longer = memory
+        best = max(memory.evidence for memory in self._memories)
+        weights = [exp(memory.evidence - best) for memory in self._memories]
+        self._shares = [weight / sum(weights) for weight in weights]
+        through = self._shares  # of a memory: its share times the chance to get this far
+        tokens = 1.0
+        self._expected = [tokens]
+        for rates in zip(*(memory.rates for memory in self._memories), strict=True):
+            through = [chance * rate for chance, rate in zip(through, rates, strict=True)]
+            tokens += sum(through)
+            self._expected.append(tokens)

@@ -1,8 +1,7 @@
 """What every policy learns and reports: acceptance, costs, and how the widths look now."""
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkinfer.dflash.acceptance import Acceptance
 from sparkinfer.dflash.costs import PLAIN, Key, Observed
@@ -16,8 +15,7 @@ _DRAFT_ROWS = 64  # context rows that wait for the draft at most
 _PLAIN_DECISION = Decision(1, PLAIN, "nothing was decided yet")
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A width as it looks now: its path, its cost in plain steps, the tokens it yields, and tokens by cost."""
 
     width: int
@@ -170,16 +168,17 @@ class Learner:
 
     def _observe_drafted(self, step: Observed) -> None:
         self._settle_plain()
-        self.acceptance.observe(step.drafted, step.accepted, self.since_draft)
+        if self.acceptance.observe(step.drafted, step.accepted, self.since_draft):
+            self._menu_length = None
         if step.path != self.chosen.path:
             self._refused.add((self.chosen.path, step.width))
+            self._menu_length = None
         charge = self.costs.charge(step, self._waiting)
         self.ledger.spend(charge / self.costs.plain(step.length))
         self.costs.observe(step, self._waiting)
         self.since_draft = 0
         self.since_plain += 1
         self._waiting = step.accepted + 1
-        self._menu_length = None
 
     def _new_menu(self, length: int) -> list[Offer]:
         plain, menu = self.costs.plain(length), [PLAIN_OFFER]
