@@ -19,7 +19,9 @@ class Proposals(Protocol):
     its slots reads it.
     """
 
-    depth: int
+    @property
+    def depth(self) -> int:
+        """Slots."""
 
     def best(self, slot: int, previous: int) -> int:
         """The likeliest token of a slot, an id of the target."""

@@ -27,7 +27,7 @@ from sparkinfer.sampling import Choice, Sampler, TokenHistory
 _KEPT_ROWS = 64  # features of plain steps that wait for the next draft
 
 
-class SpeculationTarget(TargetLike, VerifyTarget, Protocol):
+class SpeculationTarget(VerifyTarget, TargetLike, Protocol):
     """What the loop needs of a target (`sparkinfer.models.Target`)."""
 
 
