@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
 
-_FIRST = 0.75  # acceptance of the first slot before anything was seen
+_FIRST = 0.8  # acceptance of the first slot before anything was seen
 _DEEPER = 0.98  # of an unseen slot against the one before it
 _ALIKE = 0.9  # of a slot's change that shows in the next one too
 _EVIDENCE = 0.985  # per step: how fast it is forgotten how well a memory predicted
