@@ -55,7 +55,9 @@ def command(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="What to ask, one a line or JSONL; default: the model asks."),
+        typer.Option(
+            "--prompts", help="What to ask, one a line or JSONL; default: the model asks."
+        ),
     ] = None,
     held_out: Annotated[
         Path | None, typer.Option("--held-out", help="Prompts to measure with, never trained on.")
@@ -70,7 +72,8 @@ def command(
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of data and training.")] = 0,
     evaluate_every: Annotated[
-        int, typer.Option("--evaluate-every", min=0, help="Steps between measurements; 0: at the end.")
+        int,
+        typer.Option("--evaluate-every", min=0, help="Steps between measurements; 0: at the end."),
     ] = 0,
     save_every: Annotated[
         int, typer.Option("--save-every", min=0, help="Steps between checkpoints; 0: at the end.")

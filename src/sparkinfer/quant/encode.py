@@ -1,7 +1,7 @@
 """Encoders for the simple block formats, for exports: F32, F16, BF16, Q8_0, Q4_0 and Q4_1 as other writers make them.
 
-The choice of scale follows the layout's definition at https://github.com/ggml-org/ggml: Q8_0 maps the largest magnitude to 127,
-Q4_0 the value of largest magnitude to -8, Q4_1 the range to 0 .. 15.
+The choice of scale follows the layout's definition at https://github.com/ggml-org/ggml: Q8_0 maps the largest
+magnitude to 127, Q4_0 the value of largest magnitude to -8, Q4_1 the range to 0 .. 15.
 """
 
 from __future__ import annotations

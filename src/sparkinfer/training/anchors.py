@@ -13,8 +13,8 @@ from torch import Tensor
 class Slots:
     """What the slots 1 .. depth after anchors [b, n] are about; all others are [b, n, depth].
 
-    `labels`: the true tokens, target ids. `previous`: the true tokens before them, the anchor for the first slot. `counts`: slots
-    whose label and all labels before it are the target's own choice within one answer.
+    `labels`: the true tokens, target ids. `previous`: the true tokens before them, the anchor for the first slot.
+    `counts`: slots whose label and all labels before it are the target's own choice within one answer.
     """
 
     anchors: Tensor
@@ -26,7 +26,8 @@ class Slots:
 def draw_anchors(answers: Tensor, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """`count` different positions of every row, ascending: anchors int64 [b, n] and whether each is real.
 
-    An anchor is an answer's token that has a successor in the same answer. Where a row has fewer, the rest repeat position 0.
+    An anchor is an answer's token that has a successor in the same answer. Where a row has fewer, the rest repeat
+    position 0.
     """
     fit = _starts(answers)
     scores = torch.rand(answers.shape, generator=random, device=answers.device)

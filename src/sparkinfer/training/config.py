@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 from sparkinfer.errors import OptionError
 
@@ -16,10 +14,10 @@ OPTIMISERS = ("adamw", "muon")
 class DraftShape:
     """Shape of a draft. `taps` are target layers (0 = the first) after which the residual stream is read.
 
-    `vocabulary` 0 keeps the target's whole vocabulary; else the draft proposes only that many frequent tokens. `window` 0 lets a
-    block see all context, else only keys nearer than `window` positions. `markov_rank` 0 leaves the Markov head out.
-    `from_anchor`: the anchor's row proposes the token after it and every row its successor, so `block` rows give `block`
-    tokens; else row k gives the token at its own place and the anchor's row gives none.
+    `vocabulary` 0 keeps the target's whole vocabulary; else the draft proposes only that many frequent tokens.
+    `window` 0 lets a block see all context, else only keys nearer than `window` positions. `markov_rank` 0 leaves the
+    Markov head out. `from_anchor`: the anchor's row proposes the token after it and every row its successor, so
+    `block` rows give `block` tokens; else row k gives the token at its own place and the anchor's row gives none.
     """
 
     n_embd: int
@@ -85,8 +83,9 @@ def default_taps(target_layers: int, count: int) -> tuple[int, ...]:
 class DataPlan:
     """How the target writes its conversations.
 
-    `rows` conversations of `length` tokens, `batch` at a time. An answer is greedy, or drawn at `warm_temperature` for a share of
-    `warm_share` of the rows; it ends after `answer_limit` tokens. User turns that the model writes are drawn at temperature 1.
+    `rows` conversations of `length` tokens, `batch` at a time. An answer is greedy, or drawn at `warm_temperature`
+    for a share of `warm_share` of the rows; it ends after `answer_limit` tokens. User turns that the model writes are
+    drawn at temperature 1.
     """
 
     rows: int
@@ -108,8 +107,8 @@ class DataPlan:
 class TrainPlan:
     """How the draft learns. A step sees `rows` conversations with `anchors` blocks each.
 
-    The run ends after `steps`, or after `minutes` where that is not 0 (then steps only bound it). The learning rate rises over
-    the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak.
+    The run ends after `steps`, or after `minutes` where that is not 0 (then steps only bound it). The learning rate
+    rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak.
     """
 
     steps: int = 2000
@@ -147,34 +146,3 @@ class TrainPlan:
         if self.minutes:
             share = max(share, seconds / (60 * self.minutes))
         return min(share, 1.0)
-
-
-@dataclass
-class Record:
-    """What a run did, for the model card: the plans, amounts of data, and the learning curve."""
-
-    shape: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
-    curve: list[dict[str, Any]] = field(default_factory=list)
-    result: dict[str, Any] = field(default_factory=dict)
-
-
-def shape_to_dict(shape: DraftShape) -> dict[str, Any]:
-    return asdict(shape)
-
-
-def shape_from_dict(values: Mapping[str, Any]) -> DraftShape:
-    return DraftShape(**{**values, "taps": tuple(values["taps"])})
-
-
-__all__ = [
-    "DataPlan",
-    "DraftShape",
-    "Record",
-    "TrainPlan",
-    "default_taps",
-    "replace",
-    "shape_from_dict",
-    "shape_to_dict",
-]

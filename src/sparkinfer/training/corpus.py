@@ -77,8 +77,8 @@ class Corpus:
     def frequent(
         self, count: int, n_vocab: int, always: Sequence[int] = ()
     ) -> tuple[npt.NDArray[np.int32], float]:
-        """The `count` most frequent answer tokens (`always` among them) in ascending order, and the share of all answer tokens
-        that they cover.
+        """The `count` most frequent answer tokens (`always` among them) in ascending order, and the share of all
+        answer tokens that they cover.
         """
         counts = np.bincount(self.tokens[self.answers], minlength=n_vocab).astype(np.int64)
         ranked = counts.copy()
@@ -133,6 +133,7 @@ def write_conversations(
     excluded: frozenset[str] = frozenset(),
     progress: Progress | None = None,
     enough: Callable[[], bool] = lambda: False,
+    compiled: bool = False,
 ) -> Corpus:
     """Let the target write `plan.rows` conversations, fewer when `enough()` is true after a batch.
 
@@ -140,12 +141,14 @@ def write_conversations(
     """
     parts: list[Corpus] = []
     made, stop = 0, sorted(frame.stop_ids)
+    if compiled:
+        target.compile_append()
     while made < plan.rows and not (parts and enough()):
         rows, number = min(plan.batch, plan.rows - made), seed * 1_000_003 + len(parts)
         turns = _turns(rows + LATER_TURNS, number, prompts, excluded)
         encoded = [(tokenizer.encode(t.text, add_special=False), t.complete) for t in turns]
         script = make_script(encoded[:rows], encoded[rows:], frame)
-        tokens, answers = converse(target, script, stop, plan, number)
+        tokens, answers = converse(target, script, stop, plan, number, compiled=compiled)
         parts.append(Corpus(tokens.numpy().astype(np.uint32), answers.numpy()))
         made += rows
         if progress:

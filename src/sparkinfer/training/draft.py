@@ -81,7 +81,8 @@ class DraftModel(nn.Module):
     def forward(self, features: Tensor, embedded: Tensor, anchors: Tensor) -> Tensor:
         """Normed streams of the slots, [b, n, depth, h].
 
-        features [b, length, taps x h]; embedded [b, n, h], the anchors' rows of the target's table; anchors [b, n], positions.
+        features [b, length, taps x h]; embedded [b, n, h], the anchors' rows of the target's table; anchors [b, n],
+        positions.
         """
         s = self.shape
         (b, length, _), n = features.shape, anchors.shape[1]
@@ -106,7 +107,9 @@ class DraftModel(nn.Module):
         )
 
     def logits(self, streams: Tensor, previous: Tensor, head: Tensor) -> Tensor:
-        """Logits [..., outputs] of slot streams [..., h] after the tokens `previous` [...]; head: the target's rows [outputs, h]."""
+        """Logits [..., outputs] of slot streams [..., h] after the tokens `previous` [...]; head: the target's rows
+        [outputs, h].
+        """
         if self.markov_w1 is None or self.markov_w2 is None:
             return F.linear(streams, head)
         before = F.embedding(previous, self.markov_w1).to(streams.dtype)

@@ -1,8 +1,8 @@
 """Acceptance on conversations the draft has not seen: the exact walk of greedy decoding, by teacher forcing.
 
-The proposals of every position are computed once; the walk then goes through each answer as a decoder of a given width would:
-accept the right prefix, take the target's own token, stand on it. With a Markov head a slot sees the true token before it, which is
-the one it would see in any walk that gets there.
+The proposals of every position are computed once; the walk then goes through each answer as a decoder of a given
+width would: accept the right prefix, take the target's own token, stand on it. With a Markov head a slot sees the
+true token before it, which is the one it would see in any walk that gets there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Greedy answers to prompts kept for measuring: tokens int64 and answers bool [rows, length], a domain for each row."""
+    """Greedy answers to prompts kept for measuring: tokens int64 and answers bool [rows, length], a domain for each
+    row.
+    """
 
     tokens: Tensor
     answers: Tensor
@@ -35,7 +37,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """`tau[w]`: tokens a step of width w brings, itself included. `slots[k]`: (reached, accepted) of slot k + 1 at full width."""
+    """`tau[w]`: tokens a step of width w brings, itself included. `slots[k]`: (reached, accepted) of slot k + 1 at
+    full width.
+    """
 
     tau: dict[int, float]
     slots: tuple[tuple[int, int], ...]
@@ -57,7 +61,9 @@ def right_slots(
     answers: Tensor,
     chunk: int = 64,
 ) -> Tensor:
-    """bool [rows, length, depth]: the slots that would be accepted for every position as an anchor, given those before."""
+    """bool [rows, length, depth]: the slots that would be accepted for every position as an anchor, given those
+    before.
+    """
     rows, length = tokens.shape
     depth = draft.shape.depth
     features, _ = target.features(tokens, draft.shape.taps)

@@ -1,7 +1,8 @@
 """Writing a draft: the safetensors layout of published drafts, and GGUF with the keys and names of llama.cpp.
 
-Additions of ours, in both: `mask_embedding` [n_embd], the learnt embedding of the mask; `draft_ids` int32 [outputs], the target ids
-of the draft's outputs where it has a vocabulary of its own. The rows of the LM head are not stored: they are the target's.
+Additions of ours, in both: `mask_embedding` [n_embd], the learnt embedding of the mask; `draft_ids` int32 [outputs],
+the target ids of the draft's outputs where it has a vocabulary of its own. The rows of the LM head are not stored:
+they are the target's.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def write_draft_gguf(
 ) -> None:
     """Write one file of arch `dflash`: matrices in a block format, norms in F32.
 
-    `table` is the format of the Markov head's two tables (default: that of the matrices). `extra` metadata is added as it is.
+    `table` is the format of the Markov head's two tables (default: that of the matrices). `extra` metadata is added
+    as it is.
     """
     rows = []
     for source, array in tensors.items():

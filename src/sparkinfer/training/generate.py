@@ -1,7 +1,8 @@
 """Lock-step generation: a batch of conversations that the target writes itself, one token of every row at a time.
 
-Every row runs through stages: tokens that are given (a header, a prompt, the beginning of a user turn), a user turn that the model
-continues, an answer. After an answer the row goes on with the next user turn, so no row idles and none needs padding.
+Every row runs through stages: tokens that are given (a header, a prompt, the beginning of a user turn), a user turn
+that the model continues, an answer. After an answer the row goes on with the next user turn, so no row idles and none
+needs padding.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Script:
-    """What rows are given: each starts with one of `first` (its own number), and after an answer goes on with a random one of
-    `later`, or ends where there is none. `answer` is what follows a user turn that the model wrote.
+    """What rows are given: each starts with one of `first` (its own number), and after an answer goes on with a
+    random one of `later`, or ends where there is none. `answer` is what follows a user turn that the model wrote.
     """
 
     first: Sequence[Piece]
@@ -58,6 +59,18 @@ def make_script(
         [piece(frame.following, turn) for turn in later],
         Piece(frame.answer, ANSWER),
     )
+
+
+def pick(logits: Tensor, noise: Tensor, heat: Tensor, log_min_p: float) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens, and tokens drawn at the temperatures `heat` [rows, 1], of logits [rows, n_vocab].
+
+    `noise` is exponential. Tokens less likely than min-p times the likeliest are left out.
+    """
+    wide = logits.float()
+    best, greedy = wide.max(-1, keepdim=True)
+    kept = wide >= best + heat * log_min_p
+    scores = torch.where(kept, wide / heat - noise.log(), -torch.inf)
+    return greedy[:, 0], scores.argmax(-1)
 
 
 class _Given:
@@ -87,11 +100,14 @@ class Conversations:
         plan: DataPlan,
         warm: Tensor,
         random: torch.Generator,
+        *,
+        compiled: bool = False,
     ) -> None:
         """`warm` [rows] marks the rows whose answers are drawn instead of greedy."""
         self.device, rows = warm.device, len(script.first)
         self.plan, self.warm, self.random = plan, warm, random
         self.given = _Given(script, self.device)
+        self._pick = torch.compile(pick, dynamic=False) if compiled else pick
         self.stop = torch.tensor(list(stop_ids), device=self.device)
         self.stage = torch.full((rows,), GIVEN, device=self.device)
         self.piece = torch.arange(1, rows + 1, device=self.device)
@@ -123,13 +139,9 @@ class Conversations:
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Greedy for answers of cool rows; else by temperature, tokens below min-p left out."""
-        wide = logits.float()
-        best, greedy = wide.max(-1)
         heat = torch.where(self.stage == USER, 1.0, self.plan.warm_temperature)[:, None]
-        floor = best[:, None] + heat * math.log(self.plan.min_p)
-        noise = torch.empty_like(wide).exponential_(generator=self.random).log_()
-        scores = (wide / heat - noise).masked_fill_(wide < floor, -torch.inf)
-        sampled = scores.argmax(-1)
+        noise = torch.empty(logits.shape, device=self.device).exponential_(generator=self.random)
+        greedy, sampled = self._pick(logits, noise, heat, math.log(self.plan.min_p))
         cool = (self.stage == ANSWER) & ~self.warm
         return torch.where(cool, greedy, sampled)
 
@@ -161,13 +173,19 @@ class Conversations:
 
 @torch.inference_mode()
 def converse(
-    target: TorchTarget, script: Script, stop_ids: Sequence[int], plan: DataPlan, seed: int
+    target: TorchTarget,
+    script: Script,
+    stop_ids: Sequence[int],
+    plan: DataPlan,
+    seed: int,
+    *,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Tokens and answer marks, int64 and bool [rows, plan.length] on the CPU, of one row for each of `script.first`."""
     rows = len(script.first)
     random = torch.Generator(target.device).manual_seed(seed)
     warm = torch.rand(rows, generator=random, device=target.device) < plan.warm_share
-    state = Conversations(script, stop_ids, plan, warm, random)
+    state = Conversations(script, stop_ids, plan, warm, random, compiled=compiled)
     cache = KeyValues(target, rows, plan.length)
     tokens = torch.zeros(rows, plan.length, dtype=torch.long, device=target.device)
     answers = torch.zeros(rows, plan.length, dtype=torch.bool, device=target.device)

@@ -1,8 +1,8 @@
 """The draft's objective: weighted cross-entropy over the slots of a block.
 
-Weights say how much a slot adds to the accepted length. `exponential`: exp(-(k - 1) / gamma) for slot k. `dpace` (arXiv 2605.18810):
-the expected gain of slot k, the sum over m >= k of the products of the acceptance of slots 1 .. m, where an acceptance is the
-draft's own probability of the label, smoothed towards 1.
+Weights say how much a slot adds to the accepted length. `exponential`: exp(-(k - 1) / gamma) for slot k. `dpace`
+(arXiv 2605.18810): the expected gain of slot k, the sum over m >= k of the products of the acceptance of slots 1 ..
+m, where an acceptance is the draft's own probability of the label, smoothed towards 1.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sparkinfer.training.config import TrainPlan
 def reachable(labels: Tensor, counts: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
     """Labels as output numbers, and the slots that can be accepted, both [..., depth].
 
-    `index` [n_vocab] maps a target id to its output number, -1 for a token the draft cannot propose: such a slot is a sure
-    rejection, so neither it nor the slots after it count.
+    `index` [n_vocab] maps a target id to its output number, -1 for a token the draft cannot propose: such a slot is a
+    sure rejection, so neither it nor the slots after it count.
     """
     if index is None:
         return labels, counts
@@ -41,8 +41,8 @@ def block_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss, and which slots the draft gets right [..., depth].
 
-    logits [..., depth, outputs]; labels and counts [..., depth] from `reachable`. `soft`: the target's logits over the same
-    outputs; a share `plan.distill` of the objective is then the cross-entropy with its distribution.
+    logits [..., depth, outputs]; labels and counts [..., depth] from `reachable`. `soft`: the target's logits over
+    the same outputs; a share `plan.distill` of the objective is then the cross-entropy with its distribution.
     """
     scores = F.log_softmax(logits.float(), -1)
     losses = -scores.gather(-1, labels[..., None])[..., 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import DeviceError, RequestError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.tokenizer import Tokenizer
-from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan
+from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
 from sparkinfer.training.corpus import Batches, Corpus, write_conversations
 from sparkinfer.training.draft import DraftModel, start_from_target
 from sparkinfer.training.evaluate import Acceptance, HeldOut
@@ -76,7 +76,8 @@ class Setting:
 def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
     """Train a draft and write it to `job.output`; what was measured on held-out conversations.
 
-    Raises: UnsupportedError for a target of a kind that cannot be trained for, DeviceError, RequestError, MissingFileError.
+    Raises: UnsupportedError for a target of a kind that cannot be trained for, DeviceError, RequestError,
+    MissingFileError.
     """
     device, rank, world = join_processes(job.device)
     if rank:
@@ -98,58 +99,82 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 
 
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
-    device, say = setting.target.device, setting.say
-    clock = time.monotonic()
+    say, clock = setting.say, time.monotonic()
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
-    say(f"{len(corpus):,} conversations, {corpus.answer_tokens:,} answer tokens, {time.monotonic() - clock:.0f} s")
+    seconds = time.monotonic() - clock
+    amounts = f"{len(corpus):,} conversations, {corpus.answer_tokens:,} answer tokens"
+    say(f"{amounts}, {seconds:.0f} s")
     if kept:
         held_out = answer_held_out(setting, kept, job.held_out_tokens)
     else:
-        corpus, held_out = split_held_out(corpus, device)
+        corpus, held_out = split_held_out(corpus, setting.target.device)
     shape = shape_for(job, setting)
-    ids, covered = _vocabulary(corpus, shape, setting.tokenizer, device)
-    torch.manual_seed(job.plan.seed)
-    draft = DraftModel(shape).to(device)
-    start_from_target(draft, setting.target, _sources(job, shape))
-    batches = Batches(corpus, job.plan.rows, job.plan.seed * 64 + rank, device)
-    trainer = Trainer(
-        setting.target, draft, ids, batches, job.plan, held_out=held_out, report=lambda entry: say(_line(entry))
-    )
+    ids, covered = _vocabulary(corpus, shape, setting)
+    draft = _fresh_draft(job, setting, shape)
     size = sum(p.numel() for p in draft.parameters()) / 1e6
-    say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, vocabulary {shape.outputs} ({covered:.2%} of the answers)")
+    vocabulary = f"vocabulary {shape.outputs} ({covered:.2%} of the answers)"
+    say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, {vocabulary}")
+    trainer = Trainer(
+        setting.target,
+        draft,
+        ids,
+        Batches(corpus, job.plan.rows, job.plan.seed * 64 + rank, setting.target.device),
+        job.plan,
+        held_out=held_out,
+        report=lambda entry: say(_line(entry)),
+    )
     if job.compiled:
         trainer.compile()
     trainer.run(job.output / "checkpoint.pt")
     if rank:
         return None
     measured = trainer.evaluate()
-    record = {
-        "shape": asdict(shape),
+    data = {
+        "plan": asdict(job.data),
+        "conversations": len(corpus) * world,
+        "answer_tokens": corpus.answer_tokens * world,
+        "vocabulary_coverage": covered,
+        "seconds": round(seconds, 1),
+    }
+    export(job, draft, ids, _record(job, trainer, data, measured, world))
+    return measured
+
+
+def _fresh_draft(job: Job, setting: Setting, shape: DraftShape) -> DraftModel:
+    torch.manual_seed(job.plan.seed)
+    draft = DraftModel(shape).to(setting.target.device)
+    start_from_target(draft, setting.target, _sources(job, shape))
+    return draft
+
+
+def _record(
+    job: Job, trainer: Trainer, data: dict[str, Any], measured: Acceptance | None, world: int
+) -> dict[str, Any]:
+    """What the run did, for training.json."""
+    return {
+        "shape": asdict(trainer.draft.shape),
         "plan": asdict(job.plan),
-        "data": {
-            "plan": asdict(job.data),
-            "conversations": len(corpus) * world,
-            "answer_tokens": corpus.answer_tokens * world,
-            "vocabulary_coverage": covered,
-            "seconds": round(time.monotonic() - clock - trainer.seconds, 1),
-        },
+        "data": data,
         "steps": trainer.step_number,
         "seconds": round(trainer.seconds, 1),
         "processes": world,
         "curve": trainer.curve,
         "held_out": asdict(measured) if measured else None,
     }
-    export(job, shape, draft, ids, record)
-    return measured
 
 
-def export(job: Job, shape: DraftShape, draft: DraftModel, ids: Tensor | None, record: dict[str, Any]) -> None:
+def export(job: Job, draft: DraftModel, ids: Tensor | None, record: dict[str, Any]) -> None:
     """Write the folder and the file a draft can be loaded from, and what the run did."""
     arrays = arrays_of(draft, ids)
-    write_folder(job.output, shape, arrays)
-    name = f"{job.model.stem} DFlash"
-    write_draft_gguf(job.output / "draft.gguf", shape, arrays, matrices=job.quantisation, name=name)
+    write_folder(job.output, draft.shape, arrays)
+    write_draft_gguf(
+        job.output / "draft.gguf",
+        draft.shape,
+        arrays,
+        matrices=job.quantisation,
+        name=f"{job.model.stem} DFlash",
+    )
     (job.output / "training.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -177,8 +202,6 @@ def join_processes(device: str) -> tuple[torch.device, int, int]:
 
 def shape_for(job: Job, setting: Setting) -> DraftShape:
     """The draft's shape: heads and widths of the target unless the job says otherwise."""
-    from sparkinfer.training.config import default_taps
-
     c = setting.target.config
     return DraftShape(
         n_embd=c.n_embd,
@@ -213,7 +236,9 @@ def answer_held_out(setting: Setting, prompts: Sequence[Prompt], tokens: int) ->
     encoded = [setting.template.encode([{"role": "user", "content": p.text}]) for p in prompts]
     first = [Piece(tuple(ids), ANSWER) for ids in encoded]
     longest = max(map(len, encoded))
-    plan = DataPlan(len(prompts), longest + tokens, len(prompts), answer_limit=tokens, warm_share=0.0)
+    plan = DataPlan(
+        len(prompts), longest + tokens, len(prompts), answer_limit=tokens, warm_share=0.0
+    )
     script = Script(first, [], Piece(setting.frame.answer, ANSWER))
     ids, answers = converse(setting.target, script, sorted(setting.frame.stop_ids), plan, 0)
     device = setting.target.device
@@ -224,7 +249,9 @@ def split_held_out(corpus: Corpus, device: torch.device) -> tuple[Corpus, HeldOu
     """Set some conversations aside. Raises RequestError when there are too few."""
     count = min(HELD_OUT_ROWS, len(corpus) // 8)
     if not count:
-        raise RequestError(f"{len(corpus)} conversations are too few to set some aside: at least 8 are needed")
+        raise RequestError(
+            f"{len(corpus)} conversations are too few to set some aside: at least 8 are needed"
+        )
     tokens = torch.from_numpy(corpus.tokens[:count].astype(np.int64)).to(device)
     answers = torch.from_numpy(corpus.answers[:count]).to(device)
     rest = Corpus(corpus.tokens[count:], corpus.answers[count:])
@@ -248,19 +275,19 @@ def _conversations(job: Job, setting: Setting, excluded: frozenset[str], rank: i
         prompts=given,
         excluded=excluded,
         progress=setting.progress,
+        compiled=job.compiled,
     )
     corpus.save(path)
     return corpus
 
 
-def _vocabulary(
-    corpus: Corpus, shape: DraftShape, tokenizer: Tokenizer, device: torch.device
-) -> tuple[Tensor | None, float]:
+def _vocabulary(corpus: Corpus, shape: DraftShape, setting: Setting) -> tuple[Tensor | None, float]:
     """The draft's vocabulary and the share of answer tokens in it; every process takes the first one's."""
     if not shape.vocabulary:
         return None, 1.0
-    ids, covered = corpus.frequent(shape.vocabulary, shape.n_vocab, sorted(tokenizer.stop_ids))
-    chosen = torch.from_numpy(ids.astype(np.int64)).to(device)
+    always = sorted(setting.tokenizer.stop_ids)
+    ids, covered = corpus.frequent(shape.vocabulary, shape.n_vocab, always)
+    chosen = torch.from_numpy(ids.astype(np.int64)).to(setting.target.device)
     if dist.is_initialized():
         dist.broadcast(chosen, 0)
     return chosen, covered
@@ -270,7 +297,9 @@ def _sources(job: Job, shape: DraftShape) -> tuple[int, ...]:
     """The target's layers that the draft's start from, spread from early to late."""
     if job.start_layers:
         if len(job.start_layers) != shape.layers:
-            raise RequestError(f"{len(job.start_layers)} layers to start from for a draft of {shape.layers}")
+            raise RequestError(
+                f"{len(job.start_layers)} layers to start from for a draft of {shape.layers}"
+            )
         return job.start_layers
     step = shape.target_layers / shape.layers
     return tuple(int((index + 0.5) * step) for index in range(shape.layers))
@@ -283,6 +312,3 @@ def _line(entry: dict[str, Any]) -> str:
     if "tau" in entry:
         text += "; held out " + " ".join(f"{w}:{v:.2f}" for w, v in entry["tau"].items())
     return text
-
-
-__all__ = ["Job", "replace", "run_job"]

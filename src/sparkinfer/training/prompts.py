@@ -1,7 +1,7 @@
 """What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
 
-Half of the turns are left to the model from the first word; the others begin with a pattern of `questions.json` that is filled at
-random. A pattern without closing punctuation is a beginning that the model continues.
+Half of the turns are left to the model from the first word; the others begin with a pattern of `questions.json` that
+is filled at random. A pattern without closing punctuation is a beginning that the model continues.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Frame:
-    """The chat template, cut where messages go: token ids before the first user turn, between a user turn and its answer,
-    and between an answer (its end token included) and the next user turn.
+    """The chat template, cut where messages go: token ids before the first user turn, between a user turn and its
+    answer, and between an answer (its end token included) and the next user turn.
     """
 
     opening: tuple[int, ...]
@@ -103,7 +103,8 @@ def _filled(pattern: str, rng: random.Random) -> str:
 
 def random_turns(count: int, seed: int, excluded: frozenset[str] = frozenset()) -> list[Turn]:
     """`count` starts; none is a whole prompt of `excluded`, the prompts kept for measuring."""
-    rng, turns = random.Random(seed), []
+    rng = random.Random(seed)
+    turns: list[Turn] = []
     while len(turns) < count:
         turn = random_turn(rng)
         if turn.text not in excluded:

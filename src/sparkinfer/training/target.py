@@ -82,6 +82,11 @@ class Layer(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self._rest(x, y.transpose(1, 2).reshape(b, n, -1))
 
+    def compile_append(self) -> None:
+        """Compile the parts of `append` around the attention, whose length changes with every token."""
+        self._heads = torch.compile(self._heads, dynamic=False)  # type: ignore[method-assign]
+        self._rest = torch.compile(self._rest, dynamic=False)  # type: ignore[method-assign]
+
     def append(
         self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, position: int
     ) -> Tensor:
@@ -116,6 +121,11 @@ class TorchTarget(nn.Module):
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.embedding.dtype
         return dtype
+
+    def compile_append(self) -> None:
+        """Compile what `step` runs; worth it from some thousand tokens on."""
+        for layer in self.layers:
+            layer.compile_append()
 
     @torch.no_grad()
     def features(

@@ -146,7 +146,9 @@ class Trainer:
         return block_loss(logits, labels, counts, self.plan, soft)
 
     def _rows(self, final: Tensor | None, anchors: Tensor) -> Tensor | None:
-        """The target's normed streams that predict the slots' labels: those of the positions before them [b, n, depth, h]."""
+        """The target's normed streams that predict the slots' labels: those of the positions before them [b, n, depth,
+        h].
+        """
         if final is None:
             return None
         places = anchors[..., None] + torch.arange(self.draft.shape.depth, device=self.device)
