@@ -37,8 +37,8 @@ class Span:
 SPANS = (
     Span("long", 160.0, 6.0, 3.0, ages=False),  # where slots differ: each for itself
     Span("long, smooth", 160.0, 6.0, 12.0, ages=False),
-    Span("medium", 30.0, 12.0, 12.0, of_change=True),
-    Span("short", 6.0, 12.0, 12.0, of_change=True),
+    Span("medium", 30.0, 6.0, 12.0, of_change=True),
+    Span("short", 6.0, 3.0, 12.0, of_change=True),
 )
 
 

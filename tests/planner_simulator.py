@@ -1,0 +1,170 @@
+"""The planner on synthetic acceptance with a simulated clock: no model runs and no time is measured.
+
+Costs are tables, acceptance is drawn from profiles, and every policy sees the same draws: the draft of the
+token at position p is right for slot k if u(p) < a(k), whoever asks.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sparkinfer.dflash.costs import Cost, CostTable
+from sparkinfer.dflash.planner import POLICIES, Observed, Policy, Setup
+
+DEPTH, WIDTH = 15, 16
+PLAIN_SECONDS = 0.01
+Profile = Callable[[int, int], float]  # slot from 0, position -> conditional acceptance
+Verify = Callable[[int], float]  # width -> cost of verifying, in plain steps
+_AVX2 = {1: 1.0, 2: 1.6, 3: 1.85, 4: 1.9, 5: 2.1, 6: 2.2, 7: 2.7, 8: 3.2, 16: 5.5}
+
+
+def cheap(width: int) -> float:
+    """Rows that cost next to nothing: memory-bound kernels with enough arithmetic."""
+    return 1.0 if width == 1 else 1.0 + 0.03 * width
+
+
+def avx2(width: int) -> float:
+    """Measured on a two-core AVX2 machine; 9 to 15 rows on a line."""
+    return _AVX2[width] if width in _AVX2 else 3.2 + (width - 8) * (5.5 - 3.2) / 8
+
+
+def moe(width: int) -> float:
+    """Every row brings its own experts."""
+    return 1.0 + 0.45 * (width - 1)
+
+
+VERIFY: dict[str, Verify] = {"cheap": cheap, "avx2": avx2, "moe": moe}
+DRAFTS = (0.1, 0.3, 0.5)  # cost of a draft, in plain steps
+
+
+def flat(rate: float) -> Profile:
+    return lambda slot, position: rate
+
+
+def decaying(first: float, factor: float) -> Profile:
+    return lambda slot, position: first * factor**slot
+
+
+def cliff(first: float, rest: float) -> Profile:
+    return lambda slot, position: first if slot == 0 else rest
+
+
+def switching(first: float, second: float, period: int) -> Profile:
+    return lambda slot, position: (first, second)[(position // period) % 2]
+
+
+PROFILES: dict[str, Profile] = {
+    **{f"flat {rate:.2f}": flat(rate) for rate in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)},
+    "decaying .9 x .93": decaying(0.9, 0.93),
+    "decaying .8 x .85": decaying(0.8, 0.85),
+    "cliff .9 then .2": cliff(0.9, 0.2),
+    "cliff .7 then .9": cliff(0.7, 0.9),
+    "switch .9/.2 each 50": switching(0.9, 0.2, 50),
+    "switch .9/.2 each 200": switching(0.9, 0.2, 200),
+    "switch .2/.9 each 500": switching(0.2, 0.9, 500),
+    "switch .95/.5 each 100": switching(0.95, 0.5, 100),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Times of one request, in plain steps."""
+
+    time: float
+    best: float  # of the best single width in hindsight, width 1 included
+    best_width: int
+    tokens: int
+
+    @property
+    def regret(self) -> float:
+        return self.time / self.best - 1.0
+
+    @property
+    def over_plain(self) -> float:
+        return self.time / self.tokens
+
+
+def cost_table(verify: Verify, draft: float) -> CostTable:
+    """One path, no dependence on the context."""
+    s = PLAIN_SECONDS
+    steps = {w: Cost((s * verify(w),), (s * draft,)) for w in range(2, WIDTH + 1)}
+    return CostTable([0], (s,), {"window": steps})
+
+
+def relative_costs(verify: Verify, draft: float) -> list[float]:
+    """By width, in plain steps; width 1 has no draft in it."""
+    return [0.0, 1.0, *(verify(width) + draft for width in range(2, WIDTH + 1))]
+
+
+def luck(seed: int, tokens: int) -> list[float]:
+    rng = random.Random(seed)
+    return [rng.random() for _ in range(tokens + WIDTH)]
+
+
+def accepted(profile: Profile, draws: Sequence[float], position: int, drafted: int) -> int:
+    """How many of the drafts for the tokens after `position` are right before the first wrong one."""
+    for slot in range(drafted):
+        if draws[position + slot] >= profile(slot, position + slot):
+            return slot
+    return drafted
+
+
+def fixed_time(
+    profile: Profile, draws: Sequence[float], costs: Sequence[float], width: int, tokens: int
+) -> float:
+    """What one width takes for a request, cut at its end."""
+    done, time = 0, 0.0
+    while done < tokens:
+        rows = min(width, tokens - done)
+        done += 1 + accepted(profile, draws, done, rows - 1)
+        time += costs[rows]
+    return time
+
+
+def policy_time(
+    policy: Policy,
+    profile: Profile,
+    draws: Sequence[float],
+    costs: Sequence[float],
+    tokens: int,
+    machine: Callable[[int], float] = lambda step: 1.0,
+) -> float:
+    """What a policy takes for a request, before what `machine(step)` multiplies the seconds it sees with."""
+    done, time, count = 0, 0.0, 0
+    policy.begin(0)
+    while done < tokens:
+        decision = policy.choose(done, tokens - done)
+        drafted = decision.width - 1
+        kept = accepted(profile, draws, done, drafted)
+        time += costs[decision.width]
+        seconds = PLAIN_SECONDS * costs[decision.width] * machine(count)
+        policy.observe(Observed(decision.width, decision.path, done, drafted, kept, seconds, {}))
+        done += 1 + kept
+        count += 1
+    return time
+
+
+def auto(verify: Verify, draft: float) -> Policy:
+    return POLICIES["auto"](Setup(cost_table(verify, draft), DEPTH, WIDTH))
+
+
+def simulate(profile: Profile, verify: Verify, draft: float, seed: int, tokens: int) -> Outcome:
+    """One request with a planner that knows nothing yet."""
+    draws, costs = luck(seed, tokens), relative_costs(verify, draft)
+    times = {w: fixed_time(profile, draws, costs, w, tokens) for w in range(1, WIDTH + 1)}
+    best = min(times, key=times.__getitem__)
+    time = policy_time(auto(verify, draft), profile, draws, costs, tokens)
+    return Outcome(time, times[best], best, tokens)
+
+
+def mean_regret(outcomes: Sequence[Outcome]) -> float:
+    """Of many requests in a row: time over the time of each one's best width."""
+    return sum(o.time for o in outcomes) / sum(o.best for o in outcomes) - 1.0
+
+
+def cases() -> Iterator[tuple[str, float, str]]:
+    """All cost tables, draft costs and profiles."""
+    for name in VERIFY:
+        for draft in DRAFTS:
+            for profile in PROFILES:
+                yield name, draft, profile
