@@ -99,7 +99,7 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 
 
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
-    say, clock = setting.say, time.monotonic()
+    say, clock, shape = setting.say, time.monotonic(), shape_for(job, setting)
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
     seconds = time.monotonic() - clock
@@ -109,7 +109,6 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
         held_out = answer_held_out(setting, kept, job.held_out_tokens)
     else:
         corpus, held_out = split_held_out(corpus, setting.target.device)
-    shape = shape_for(job, setting)
     ids, covered = _vocabulary(corpus, shape, setting)
     draft = _fresh_draft(job, setting, shape)
     size = sum(p.numel() for p in draft.parameters()) / 1e6
