@@ -27,7 +27,7 @@ def table(**more):
             w: Cost((MS * (10 + 2 * w), MS * (30 + 4 * w)), (MS * 1, MS * 2)) for w in (2, 3)
         },
         "window": {
-            w: Cost((MS * (11 + 2 * w), MS * (28 + 4 * w)), (MS * 1, MS * 2)) for w in (2, 3, 4)
+            w: Cost((MS * (11 + 2 * w), MS * (24 + 4 * w)), (MS * 1, MS * 2)) for w in (2, 3, 4)
         },
     }
     return CostTable([0, 1000], (10 * MS, 30 * MS), steps, row=0.1 * MS, **more)

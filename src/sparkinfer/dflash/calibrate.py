@@ -1,14 +1,16 @@
 """Measure what steps cost here: plain rows, verify windows by path and width, and the draft's own work.
 
 Everything runs on states that only pretend to hold a context (`assume`), in rounds of all measurements,
-so that a slow moment hits them alike; what counts is the median over rounds.
+so that a slow moment hits them alike. What counts is the lower quartile over rounds: other processes only
+ever make a step slower.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from math import sqrt
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -37,7 +39,10 @@ _SLOW_WIDTHS = (2, 4, 8, 16)
 _BUDGET = 2.5  # seconds of measuring
 _ROUNDS = (3, 15)  # least and most
 _SLOW_ROUNDS = 2
-_PLAIN, _EXTEND, _PROPOSE = "plain", "extend", "propose"
+_PLAIN_EVERY = 4  # measurements between plain rows, which everything else is compared with
+_BUSY = 0.15  # mean relative uncertainty from which measurements are not kept for later
+_EXTEND, _PROPOSE = "extend", "propose"
+_ROW: Key = ("plain", 1)
 
 
 class CostTarget(VerifyTarget, Protocol):
@@ -64,9 +69,10 @@ def measured_costs(
     table, reason = load_costs(cache_dir, key)
     if table is None:
         table = calibrate(target, draft, paths.order, most=paths.max_width, report=progress)
-        failure = save_costs(cache_dir, key, table)
         table.origin = f"measured now: {reason}"
-        if failure is not None:
+        if table.uncertainty > _BUSY:
+            table.origin += "; not kept, because the machine was busy"
+        elif (failure := save_costs(cache_dir, key, table)) is not None:
             table.origin += f"; could not be kept: {failure}"
     return table
 
@@ -110,7 +116,7 @@ def calibrate(
         bench.measure(slow=single > _SLOW, report=report)
     finally:
         draft.assume(0)
-    return _table(bench.medians(), lengths, plan, paths)
+    return _table(bench.results(), lengths, plan, paths)
 
 
 def _lengths(context: int) -> list[int]:
@@ -160,6 +166,21 @@ def _plan(paths: Sequence[VerifyPath], top: int, slow: bool) -> _Plan:
     )
 
 
+@dataclass(frozen=True)
+class _Result:
+    """Seconds at each context length, and how uncertain they are relative to themselves."""
+
+    seconds: Points
+    spread: float
+
+
+def _quartile(values: Sequence[float]) -> tuple[float, float]:
+    """The lower quartile, and its distance to the median as a measure of what it is worth."""
+    ascending = sorted(values)
+    low, middle = ascending[(len(ascending) - 1) // 4], ascending[len(ascending) // 2]
+    return low, (middle - low) / low / sqrt(max(len(ascending) / 4, 1.0))
+
+
 @dataclass
 class _Bench:
     """Runs measurements at their context lengths and keeps their seconds."""
@@ -178,7 +199,7 @@ class _Bench:
 
     def plain_row(self) -> float:
         """Seconds of one plain row, the better of two after a warm-up."""
-        self.runs[_PLAIN, 1] = self._plain
+        self.runs[_ROW] = self._plain
         seconds = []
         for _ in range(3):
             self._settle(self.lengths[0], 1)
@@ -211,27 +232,31 @@ class _Bench:
         if report and done < most:
             report("measuring steps", most, most)
 
-    def medians(self) -> dict[Key, Points]:
-        """Seconds at each context length; a longer context is never cheaper."""
-        result = {}
+    def results(self) -> dict[Key, _Result]:
+        """What every measurement came to; a longer context is never cheaper."""
+        results = {}
         for key in self.runs:
-            values = [median(self.seconds[key, length]) for length in self.lengths]
+            values, spreads = zip(
+                *(_quartile(self.seconds[key, length]) for length in self.lengths), strict=True
+            )
             if values[-1] < values[0]:
-                values = [sum(values) / len(values)] * len(values)
-            result[key] = tuple(values)
-        return result
+                values = (fmean(values),) * len(values)
+            results[key] = _Result(values, fmean(spreads))
+        return results
 
     def _time_is_left(self, started: float, done: int) -> bool:
         spent = self.clock() - started
         return spent + spent / done <= _BUDGET
 
     def _round(self, direction: int, lengths: Sequence[int], *, keep: bool) -> None:
+        others = [key for key in self.runs if key != _ROW][::direction]
         for length in lengths:
-            for key in list(self.runs)[::direction]:
-                self._settle(length, key[1])
-                elapsed = self._timed(self.runs[key])
-                if keep:
-                    self.seconds[key, length].append(elapsed)
+            for place, key in enumerate(others):
+                for now in (_ROW, key) if place % _PLAIN_EVERY == 0 else (key,):
+                    self._settle(length, now[1])
+                    elapsed = self._timed(self.runs[now])
+                    if keep:
+                        self.seconds[now, length].append(elapsed)
 
     def _timed(self, run: Callable[[], None]) -> float:
         started = self.clock()
@@ -277,24 +302,36 @@ class _Bench:
 
 
 def _table(
-    medians: Mapping[Key, Points], lengths: Sequence[int], plan: _Plan, paths: Iterable[VerifyPath]
+    results: Mapping[Key, _Result], lengths: Sequence[int], plan: _Plan, paths: Iterable[VerifyPath]
 ) -> CostTable:
     """Whole steps from their parts."""
-    extends = {rows: points for (part, rows), points in medians.items() if part == _EXTEND}
-    fewest, widest = min(extends), max(extends)
+    extends = {rows: result for (part, rows), result in results.items() if part == _EXTEND}
+    few, many = extends[min(extends)], extends[max(extends)]
     row = 0.0
-    if widest > fewest:
-        row = max(0.0, (extends[widest][0] - extends[fewest][0]) / (widest - fewest))
-    steps: dict[str, dict[int, Cost]] = {}
+    if len(extends) > 1:
+        row = max(0.0, (many.seconds[0] - few.seconds[0]) / (max(extends) - min(extends)))
+    plain, steps = results[_ROW], {}
     for path in paths:
-        measured = plan.widths.get(path.name, ())
+        widths = plan.widths.get(path.name, ())
+        if not widths:
+            continue
+        verify = [plain.seconds, *(results[path.name, width].seconds for width in widths)]
+        _, *verify = _rising(verify)
         costs = {}
-        for width in measured:
-            more = row * (usual_rows(width) - fewest)
-            pairs = zip(medians[_PROPOSE, width], extends[fewest], strict=True)
-            drafting = tuple(propose + extend + more for propose, extend in pairs)
-            costs[width] = Cost(medians[path.name, width], drafting)
-        if costs:
-            served = range(measured[0], measured[-1] + 1)
-            steps[path.name] = filled(costs, [w for w in served if path.refusal(w) is None])
-    return CostTable(lengths, medians[_PLAIN, 1], steps, row=row, origin="measured")
+        for width, target in zip(widths, verify, strict=True):
+            propose = results[_PROPOSE, width]
+            more = row * (usual_rows(width) - min(extends))
+            pairs = zip(propose.seconds, few.seconds, strict=True)
+            draft = tuple(proposing + extending + more for proposing, extending in pairs)
+            costs[width] = Cost(target, draft, spread=results[path.name, width].spread)
+        served = range(widths[0], widths[-1] + 1)
+        steps[path.name] = filled(costs, [w for w in served if path.refusal(w) is None])
+    return CostTable(lengths, plain.seconds, steps, row=row, spread=plain.spread, origin="measured")
+
+
+def _rising(costs: Sequence[Points]) -> list[Points]:
+    """More rows never cost less than fewer: what noise says otherwise is raised to the row before."""
+    result = [costs[0]]
+    for points in costs[1:]:
+        result.append(tuple(max(low, now) for low, now in zip(result[-1], points, strict=True)))
+    return result

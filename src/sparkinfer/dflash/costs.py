@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import numpy as np
 from sparkinfer.dflash.drift import Drift
 
 PLAIN = "ar"  # the path of a plain step, one row and no draft
+_CLEARLY = 0.95  # of the cost of a path that is preferred
 _EARLY_EXIT = "token_loop"  # a path whose cost depends on how much is accepted; it was measured with all of it
-VERSION = 1  # of the file; another one is measured again
+_INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
+VERSION = 2  # of the file; another one is measured again
 Key = tuple[str, int]  # path, width
 Points = tuple[float, ...]  # seconds at each of the table's context lengths
 
@@ -41,11 +44,15 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one step's parts at each context length; `measured` is False where neighbours were interpolated."""
+    """Seconds of one step's parts at each context length.
 
-    target: Points  # verify and commit, or one plain row
+    `measured` is False where neighbours were interpolated. `spread` is the uncertainty of the figure, relative to it.
+    """
+
+    target: Points  # verify and commit
     draft: Points
     measured: bool = True
+    spread: float = 0.0
 
     @property
     def total(self) -> Points:
@@ -65,10 +72,15 @@ class CostTable:
         steps: Mapping[str, Mapping[int, Cost]],
         *,
         row: float = 0.0,
+        spread: float = 0.0,
         origin: str = "given",
     ) -> None:
-        """`steps[path][width]` for widths from 2; `row`: seconds the draft takes to append one more context row."""
-        self.lengths, self.base, self.row, self.origin = tuple(lengths), tuple(plain), row, origin
+        """`steps[path][width]` for widths from 2, paths in order of preference.
+
+        `row`: seconds the draft takes to append one more context row; `spread`: relative uncertainty of `plain`.
+        """
+        self.lengths, self.base, self.row = tuple(lengths), tuple(plain), row
+        self.spread, self.origin = spread, origin
         self.steps = {path: dict(sorted(costs.items())) for path, costs in steps.items()}
         _check(self)
         totals = {
@@ -81,7 +93,8 @@ class CostTable:
         self._slope = (points[:, -1] - points[:, 0]) / distance
         pairs = zip(self._low.tolist(), self._slope.tolist(), strict=True)
         self._lines: list[tuple[float, float]] = list(pairs)
-        self._drift = Drift(self._place)
+        spreads = [cost.spread for costs in self.steps.values() for cost in costs.values()]
+        self._drift = Drift(self._place, [spread, *spreads])
         self.seen: dict[Key, int] = {}  # steps observed
 
     @property
@@ -106,14 +119,17 @@ class CostTable:
         return best[0] if best else None
 
     def cheapest(self, length: int, without: Collection[Key] = ()) -> dict[int, tuple[str, float]]:
-        """Width -> path and seconds of its cheapest way after `length` tokens; narrow first, width 1 left out."""
+        """Width -> path and seconds of its cheapest way after `length` tokens; narrow first, width 1 left out.
+
+        A path later in the order has to be clearly cheaper.
+        """
         lines = np.maximum(self._low + self._slope * (length - self.lengths[0]), 0.5 * self._low)
         seconds = (lines * self._drift.factors()).tolist()
         best: dict[int, tuple[str, float]] = {}
         for (path, width), place in self._place.items():
             if width > 1 and (path, width) not in without:
                 now = seconds[place]
-                if width not in best or now < best[width][1]:
+                if width not in best or now < best[width][1] * _CLEARLY:
                     best[width] = (path, now)
         return dict(sorted(best.items()))
 
@@ -145,6 +161,16 @@ class CostTable:
             return seconds
         return min(seconds, 2.0 * self._seconds(key, step.length))
 
+    @property
+    def uncertainty(self) -> float:
+        """Mean relative uncertainty of what was measured."""
+        costs = [cost for by_width in self.steps.values() for cost in by_width.values()]
+        return fmean([self.spread, *(cost.spread for cost in costs if cost.measured)])
+
+    def doubt(self, width: int, path: str) -> float:
+        """Standard deviation of the logarithm of this step's cost over a plain one's."""
+        return self._drift.doubt((path, width), (PLAIN, 1))
+
     def growth(self, length: int) -> float:
         """A plain step after `length` tokens against one after none, as it was measured."""
         return self._line(0, length) / self._line(0, 0)
@@ -164,6 +190,7 @@ class CostTable:
             "origin": self.origin,
             "lengths": list(self.lengths),
             "plain_ms": _ms(self.base),
+            "plain_spread": round(self.spread, 4),
             "draft_row_ms": round(self.row * 1e3, 6),
             "steps": [
                 {
@@ -172,6 +199,7 @@ class CostTable:
                     "target_ms": _ms(cost.target),
                     "draft_ms": _ms(cost.draft),
                     "measured": cost.measured,
+                    "spread": round(cost.spread, 4),
                     "relative": round(sum(cost.total) / sum(self.base), 4),
                 }
                 for path, costs in self.steps.items()
@@ -188,12 +216,16 @@ class CostTable:
         steps: dict[str, dict[int, Cost]] = {}
         for entry in data["steps"]:
             cost = Cost(
-                _from_ms(entry["target_ms"]), _from_ms(entry["draft_ms"]), bool(entry["measured"])
+                _from_ms(entry["target_ms"]),
+                _from_ms(entry["draft_ms"]),
+                bool(entry["measured"]),
+                float(entry["spread"]),
             )
             steps.setdefault(str(entry["path"]), {})[int(entry["width"])] = cost
         lengths = [int(length) for length in data["lengths"]]
-        row = float(data["draft_row_ms"]) * 1e-3
-        return cls(lengths, _from_ms(data["plain_ms"]), steps, row=row, origin=origin)
+        row, spread = float(data["draft_row_ms"]) * 1e-3, float(data["plain_spread"])
+        plain = _from_ms(data["plain_ms"])
+        return cls(lengths, plain, steps, row=row, spread=spread, origin=origin)
 
 
 def usual_rows(width: int) -> float:
@@ -211,8 +243,9 @@ def _check(table: CostTable) -> None:
     ]:
         if len(points) != count or not all(0 < s < 1e6 for s in points):
             raise ValueError(f"seconds {points} at {count} context lengths")
-    if not 0 <= table.row < 1e6:
-        raise ValueError(f"{table.row} seconds a draft row")
+    spreads = [table.spread, *(c.spread for costs in table.steps.values() for c in costs.values())]
+    if not all(0 <= value < 1e6 for value in (table.row, *spreads)):
+        raise ValueError(f"{table.row} seconds a draft row, uncertainties {spreads}")
     if any(width < 2 for costs in table.steps.values() for width in costs):
         raise ValueError("widths of speculative steps start at 2")
 
@@ -229,9 +262,9 @@ def filled(costs: Mapping[int, Cost], widths: Iterable[int]) -> dict[int, Cost]:
         low, high = costs[known[max(place - 1, 0)]], costs[known[min(place, len(known) - 1)]]
         left, right = known[max(place - 1, 0)], known[min(place, len(known) - 1)]
         share = (width - left) / (right - left) if right > left else 0.0
-        result[width] = Cost(
-            _between(low.target, high.target, share), _between(low.draft, high.draft, share), False
-        )
+        target = _between(low.target, high.target, share)
+        draft = _between(low.draft, high.draft, share)
+        result[width] = Cost(target, draft, False, max(low.spread, high.spread, _INTERPOLATED))
     return result
 
 

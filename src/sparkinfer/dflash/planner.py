@@ -32,11 +32,8 @@ _CAREFUL = (
     4.0  # worst losses of a step that the ledger must cover before the best rate alone counts
 )
 _RUIN = 0.1  # a balance that is as good as none
-_REFRESH = (
-    32,
-    256,
-)  # drafting steps after which one row is measured again: where little is gained, where much is
-_LITTLE = 1.15
+# Drafting steps before one row is measured again: where its cost may change the choice, and in any case.
+_REFRESH = (8, 256)
 
 
 class Auto(Learner):
@@ -49,6 +46,7 @@ class Auto(Learner):
         self._purse = _PURSE[0]
         self._probing = False
         self._failed = 0  # probes in a row that did not pay
+        self._refreshes = 0
         self._plain_menu: list[Offer] | None = None  # the offers of which one row is the best
         self._probe_menu: list[Offer] | None = None  # the offers that `_probe` was chosen from
         self._probe: Offer | None = None  # None: no acceptance could pay
@@ -69,9 +67,18 @@ class Auto(Learner):
             self._plain_menu = offers
             return self._plain_or_probe(offers)
         self._failed = 0
-        if self.since_plain >= _REFRESH[best.rate > _LITTLE]:
+        if self._doubtful(best):
+            self._refreshes += 1
             return self.take(offers[0], "measures the cost of one row again")
         return self._draft(best, offers)
+
+    def _doubtful(self, best: Offer) -> bool:
+        """Whether plain decoding could be the better choice if costs are as far off as they may well be."""
+        wait = min(_REFRESH[0] << min(self._refreshes, 8), _REFRESH[1])
+        if self.since_plain < wait:
+            return False
+        doubt = self.costs.doubt(best.width, best.path)
+        return self.since_plain >= _REFRESH[1] or log(best.rate) < 2.0 * doubt
 
     def _draft(self, best: Offer, offers: list[Offer]) -> Decision:
         """The best width; while little may be lost, the one with which that is expected to grow fastest."""
