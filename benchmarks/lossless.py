@@ -121,7 +121,7 @@ class Run:
             options["temperature"] = 1.0
         plain = model.plain(prompt, options)
         whole = [*prompt, *plain.tokens]
-        usual = GOOD if model.prompts and rng.random() < 0.75 else [*KINDS, "block"]
+        usual = GOOD if rng.random() < (0.75 if model.prompts else 0.4) else [*KINDS, "block"]
         kind = str(rng.choice(usual))
         seed = int(rng.integers(2**31))
         draft: Any = model.block
