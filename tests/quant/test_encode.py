@@ -41,6 +41,17 @@ def test_errors_are_bounded(kind: str) -> None:
     assert (np.abs(back - rows.reshape(-1, 32)) <= peak * WORST[kind] * 1.01).all()
 
 
+def test_a_fitted_block_is_closer() -> None:
+    rows = values()
+    plain, fitted = (
+        np.square(dequantize("Q4_1", quantize("Q4_1", rows, fit=fit)).reshape(rows.shape) - rows)
+        for fit in (False, True)
+    )
+    by_block = [error.reshape(-1, 32).sum(1) for error in (plain, fitted)]
+    assert (by_block[1] <= by_block[0] * 1.001 + 1e-12).all()
+    assert fitted.sum() < 0.9 * plain.sum()
+
+
 def test_what_cannot_be_written() -> None:
     with pytest.raises(UnsupportedError, match=r"Q6_K.*accepted: F32"):
         quantize("Q6_K", values())

@@ -28,6 +28,12 @@ def command(
     taps: Annotated[
         str, typer.Option("--taps", help="Layers of the target to read, like 1,8,14,20,27.")
     ] = "",
+    start_layers: Annotated[
+        str,
+        typer.Option(
+            "--start-layers", help="Layers of the target the draft's start from, like 8,16,24."
+        ),
+    ] = "",
     block: Annotated[int, typer.Option("--block", help="Rows of a block.")] = 8,
     from_anchor: Annotated[
         bool, typer.Option("--from-anchor", help="The anchor's row proposes a token too.")
@@ -123,7 +129,8 @@ def command(
                 save_every=save_every,
             ),
             layers=layers,
-            taps=_numbers(taps),
+            taps=_numbers("--taps", taps),
+            start_layers=_numbers("--start-layers", start_layers),
             block=block,
             from_anchor=from_anchor,
             causal=causal,
@@ -143,8 +150,8 @@ def command(
         status(f"wrote {output}/model.safetensors and {output}/draft.gguf")
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(flag: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise OptionError(f"--taps {text}: expected numbers with commas between them") from None
+        raise OptionError(f"{flag} {text}: expected numbers with commas between them") from None

@@ -1,7 +1,7 @@
 """Which keys a block's rows see, and attention under that rule.
 
 Keys are the context rows of the sequence (positions 0 .. length - 1) followed by the rows of all blocks. A row of the
-block at anchor a sees the context strictly before a (not nearer than the window allows) and the rows of its own
+block at anchor a sees the context strictly before a (and inside the window) and the rows of its own
 block, in a causal draft only those up to itself. Nothing else: neither other blocks nor the target's features at or
 after the anchor.
 """

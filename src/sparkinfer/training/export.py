@@ -188,7 +188,7 @@ def _row(name: str, array: npt.NDArray[Any], kind: str) -> tuple[str, tuple[int,
         return name, array.shape, "I32", array.astype("<i4")
     fits = array.ndim == 2 and array.shape[1] % BLOCK == 0
     kind = kind if fits else "F32"
-    return name, array.shape[::-1], kind, quantize(kind, array.astype(np.float32))
+    return name, array.shape[::-1], kind, quantize(kind, array.astype(np.float32), fit=True)
 
 
 def _metadata(shape: DraftShape, name: str) -> dict[str, Any]:

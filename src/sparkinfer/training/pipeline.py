@@ -100,6 +100,7 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
     say, clock, shape = setting.say, time.monotonic(), shape_for(job, setting)
+    sources = _sources(job, shape)
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
     seconds = time.monotonic() - clock
@@ -110,7 +111,9 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
     else:
         corpus, held_out = split_held_out(corpus, setting.target.device)
     ids, covered = _vocabulary(corpus, shape, setting)
-    draft = _fresh_draft(job, setting, shape)
+    torch.manual_seed(job.plan.seed)
+    draft = DraftModel(shape).to(setting.target.device)
+    start_from_target(draft, setting.target, sources)
     size = sum(p.numel() for p in draft.parameters()) / 1e6
     vocabulary = f"vocabulary {shape.outputs} ({covered:.2%} of the answers)"
     say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, {vocabulary}")
@@ -126,25 +129,19 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
     if job.compiled:
         trainer.compile()
     trainer.run(job.output / "checkpoint.pt")
+    totals = _summed((len(corpus), corpus.answer_tokens), setting.target.device)
     if rank:
         return None
     measured = trainer.evaluate()
     data = {
         "plan": asdict(job.data),
-        "conversations": len(corpus) * world,
-        "answer_tokens": corpus.answer_tokens * world,
+        "conversations": totals[0],
+        "answer_tokens": totals[1],
         "vocabulary_coverage": covered,
         "seconds": round(seconds, 1),
     }
     export(job, draft, ids, _record(job, trainer, data, measured, world))
     return measured
-
-
-def _fresh_draft(job: Job, setting: Setting, shape: DraftShape) -> DraftModel:
-    torch.manual_seed(job.plan.seed)
-    draft = DraftModel(shape).to(setting.target.device)
-    start_from_target(draft, setting.target, _sources(job, shape))
-    return draft
 
 
 def _record(
@@ -292,16 +289,24 @@ def _vocabulary(corpus: Corpus, shape: DraftShape, setting: Setting) -> tuple[Te
     return chosen, covered
 
 
+def _summed(counts: tuple[int, ...], device: torch.device) -> list[int]:
+    """The sums over all processes."""
+    values = torch.tensor(counts, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return [int(value) for value in values]
+
+
 def _sources(job: Job, shape: DraftShape) -> tuple[int, ...]:
-    """The target's layers that the draft's start from, spread from early to late."""
+    """The target's layers that the draft's start from: by default evenly between its ends."""
     if job.start_layers:
         if len(job.start_layers) != shape.layers:
             raise RequestError(
                 f"{len(job.start_layers)} layers to start from for a draft of {shape.layers}"
             )
         return job.start_layers
-    step = shape.target_layers / shape.layers
-    return tuple(int((index + 0.5) * step) for index in range(shape.layers))
+    step = shape.target_layers / (shape.layers + 1)
+    return tuple(round((index + 1) * step) for index in range(shape.layers))
 
 
 def _line(entry: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
 
-Half of the turns are left to the model from the first word; the others begin with a pattern of `questions.json` that
+Two of five turns are left to the model from the first word; the others begin with a pattern of `questions.json` that
 is filled at random. A pattern without closing punctuation is a beginning that the model continues.
 """
 
