@@ -2,6 +2,7 @@
 
     python benchmarks/lossless.py --minutes 10                              # the golden models
     python benchmarks/lossless.py --minutes 10 --model SmolLM2.gguf         # a real model, with real prompts
+    python benchmarks/lossless.py --minutes 10 --model SmolLM2.gguf --draft DRAFT   # half the pairs with this draft
 
 A pair is a prompt and a setting: a kind of request (greedy, sampled, penalties, stops, ...), a draft (random, oracle,
 wrong, adversarial, a real network of random weights), and the steps: verify path and depth, the same for good or
@@ -72,11 +73,15 @@ FULL = [name for name in SETTINGS if name not in ("stop id", "stop string", "two
 class Model:
     """A loaded target with everything its pairs share."""
 
-    def __init__(self, name: str, target: Any, folder: Path, prompts: list[str]) -> None:
+    def __init__(
+        self, name: str, target: Any, folder: Path, prompts: list[str], draft: Path | None = None
+    ) -> None:
+        """`draft`: a trained one, instead of random weights."""
         self.name, self.target, self.prompts = name, target, prompts
         self.tokenizer = Tokenizer.from_gguf(target.file)
         self.engine = plain_engine(target, self.tokenizer)
-        self.block = load_draft(write_block_draft(folder / name, target), target)
+        self.trained = draft is not None
+        self.block = load_draft(draft or write_block_draft(folder / name, target), target)
         target.set_taps(self.block.taps)
         self.costs = calibrate(target, self.block, Paths(target).order)
         self._plain: tuple[str, Outcome] = ("", None)  # type: ignore[assignment]
@@ -122,7 +127,7 @@ class Run:
         plain = model.plain(prompt, options)
         whole = [*prompt, *plain.tokens]
         usual = GOOD if rng.random() < (0.75 if model.prompts else 0.4) else [*KINDS, "block"]
-        kind = str(rng.choice(usual))
+        kind = "block" if model.trained and rng.random() < 0.5 else str(rng.choice(usual))
         seed = int(rng.integers(2**31))
         draft: Any = model.block
         if kind != "block":
@@ -192,7 +197,7 @@ def load_models(args: argparse.Namespace, folder: Path) -> list[Model]:
     if args.model:
         target = load_target(args.model, context=512, threads=args.threads)
         texts = PROMPTS.read_text().splitlines()
-        return [Model(args.model.stem, target, folder, texts)]
+        return [Model(args.model.stem, target, folder, texts, args.draft)]
     return [
         Model(
             f"{name} {activations}",
@@ -215,6 +220,9 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, help="a GGUF file with ChatML markup (default: the golden models)"
     )
+    parser.add_argument(
+        "--draft", type=Path, help="a trained draft of that model, for half of the pairs"
+    )
     parser.add_argument("--minutes", type=float, default=5.0, help="stop after this time")
     parser.add_argument("--pairs", type=int, default=10**9, help="stop after so many pairs")
     parser.add_argument("--first", type=int, help="number of the first pair (default: go on)")
@@ -224,7 +232,8 @@ def main() -> int:
         "--out", type=Path, default=RESULTS, help="append the JSON line to this file"
     )
     args = parser.parse_args()
-    suite = f"{SUITE}: {args.model.stem if args.model else 'golden'}, {args.tokens} tokens"
+    names = [path.stem for path in (args.model, args.draft) if path] or ["golden"]
+    suite = f"{SUITE}: {' with '.join(names)}, {args.tokens} tokens"
     start = args.first if args.first is not None else first_pair(args.out, suite)
     begun, run, index = time.time(), Run(args.tokens), start
     with tempfile.TemporaryDirectory() as folder:
