@@ -129,10 +129,13 @@ def test_rows_that_waited_for_the_draft_are_no_cost_of_the_step():
     assert costs.usual(late, 64) == pytest.approx(17 * MS)
 
 
-def test_a_charge_is_at_most_twice_the_cost():
+def test_a_step_is_charged_at_what_such_a_step_takes():
     costs = table()
-    assert costs.charge(seen(2, "compact", 18 * MS)) == pytest.approx(18 * MS)
-    assert costs.charge(seen(2, "compact", 500 * MS)) == pytest.approx(30 * MS)
+    for _ in range(60):
+        costs.observe(seen(2, "compact", 18 * MS))
+    slow = seen(2, "compact", 500 * MS)
+    costs.observe(slow)
+    assert 18 * MS <= costs.charge(slow) < 22 * MS
 
 
 def test_between_measured_widths_costs_lie_on_a_line_that_does_not_fall():

@@ -218,6 +218,19 @@ def test_a_width_that_is_dearer_than_measured_is_left():
     assert widths.get("6", 0) + widths.get("5", 0) < 0.2 * sum(widths.values())
 
 
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+@pytest.mark.parametrize("rate", [0.6, 0.8, 0.95])
+@pytest.mark.parametrize("verify", VERIFY)
+def test_costs_that_were_measured_far_too_low_are_found_out(verify, rate, factor):
+    """Every drafting step takes two or three times what the table says: one row is measured again soon enough."""
+    costs = relative_costs(VERIFY[verify], 0.2)
+    true = [0.0, 1.0, *(factor * cost for cost in costs[2:])]
+    profile, draws = flat(rate), luck(1, 1000)
+    time = policy_time(auto(cost_table(VERIFY[verify], 0.2)), profile, draws, true, 1000)
+    best = min(fixed_time(profile, draws, true, width, 1000) for width in range(1, 17))
+    assert time <= 1.06 * best
+
+
 def test_the_cheapest_path_is_taken_and_a_path_that_refuses_is_left():
     s = SECONDS
     steps = {

@@ -138,10 +138,9 @@ class CostTable:
 
         Steps of a kind that was never measured teach nothing, nor does a token loop that ended early.
         """
-        key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
-        ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
-        if key not in self._place or ended_early:
+        if not self._teaches(step):
             return
+        key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
         expected = self._seconds(key, step.length)
         self._drift.observe(key, self.usual(step, waiting) / expected)
         self.seen[key] = self.seen.get(key, 0) + 1
@@ -153,19 +152,28 @@ class CostTable:
         extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factors()[0]
         return max(step.seconds - extra, 0.05 * step.seconds)
 
-    def charge(self, step: Observed, waiting: int | None = None) -> float:
-        """Seconds to put down for a step: what it took, but at most twice what such a step takes."""
+    def charge(self, step: Observed) -> float:
+        """Seconds to put down for a step that was observed: what such a step takes by now.
+
+        Not its own: a slow moment may hit any step, and plain ones are put down at what they usually take as well.
+        """
         key = (step.path, step.width)
-        seconds = self.usual(step, waiting)
-        if key not in self._place:
-            return seconds
-        return min(seconds, 2.0 * self._seconds(key, step.length))
+        return self._seconds(key, step.length) if self._teaches(step) else step.seconds
+
+    def _teaches(self, step: Observed) -> bool:
+        ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
+        return not ended_early and (step.width == 1 or (step.path, step.width) in self._place)
 
     @property
     def uncertainty(self) -> float:
         """Mean relative uncertainty of what was measured."""
         costs = [cost for by_width in self.steps.values() for cost in by_width.values()]
         return fmean([self.spread, *(cost.spread for cost in costs if cost.measured)])
+
+    @property
+    def level(self) -> float:
+        """Logarithm of how much slower the machine is than when it was measured."""
+        return self._drift.level
 
     def doubt(self, width: int, path: str) -> float:
         """Standard deviation of the logarithm of this step's cost over a plain one's."""

@@ -14,7 +14,7 @@ import numpy as np
 _NOISE = (0.05**2, 0.08**2, 0.5**2)  # variance of one step's logarithm: least, at the start, most
 _NOISE_GAIN = 0.03  # how fast that is learned
 _CLIP = 2.5  # standard deviations: an outlier (a page fault, a stolen core) counts as this much
-_START = (0.3**2, 0.1**2, 0.05**2)  # variance at the start: common, of drafting steps, of one kind
+_START = (0.3**2, 0.25**2, 0.05**2)  # variance at the start: common, of drafting steps, of one kind
 _CREEP = (0.02**2, 0.001**2, 0.001**2)  # what a step adds to them
 
 Kind = tuple[str, int]  # path, width
@@ -57,6 +57,11 @@ class Drift:
         covariance -= np.outer(shared, shared) / variance
         noise = self._noise + _NOISE_GAIN * (surprise**2 - known - self._noise)
         self._noise = min(_NOISE[2], max(_NOISE[0], noise))
+
+    @property
+    def level(self) -> float:
+        """Logarithm of the common factor."""
+        return float(self._value[0])
 
     def doubt(self, one: Kind, other: Kind) -> float:
         """Standard deviation of the logarithm of one kind's factor over another's."""

@@ -46,6 +46,7 @@ class Learner:
         self.chosen = _PLAIN_DECISION
         self.length = 0  # at the last decision
         self.since_draft = self.since_plain = 0  # steps
+        self.level = 0.0  # of the machine when a plain step was last observed
         self._width = 0  # that pays, 0 before the first choice
         self._refused: set[Key] = set()  # in this request
         self._waiting = 0  # context rows the draft has yet to append
@@ -163,6 +164,7 @@ class Learner:
                 self._plain, key=lambda step: step.seconds / self.costs.plain(step.length)
             )
             self.costs.observe(steps[(len(steps) - 1) // 2])
+            self.level = self.costs.level
             self._plain.clear()
             self._menu_length = None
 
@@ -173,9 +175,8 @@ class Learner:
         if step.path != self.chosen.path:
             self._refused.add((self.chosen.path, step.width))
             self._menu_length = None
-        charge = self.costs.charge(step, self._waiting)
-        self.ledger.spend(charge / self.costs.plain(step.length))
         self.costs.observe(step, self._waiting)
+        self.ledger.spend(self.costs.charge(step) / self.costs.plain(step.length))
         self.since_draft = 0
         self.since_plain += 1
         self._waiting = step.accepted + 1

@@ -34,6 +34,7 @@ _CAREFUL = (
 _RUIN = 0.1  # a balance that is as good as none
 # Drafting steps before one row is measured again: where its cost may change the choice, and in any case.
 _REFRESH = (8, 256)
+_SHIFT = 0.25  # change of the machine's speed (logarithm) that asks for it too: it may be the drafting steps alone
 
 
 class Auto(Learner):
@@ -74,8 +75,11 @@ class Auto(Learner):
 
     def _doubtful(self, best: Offer) -> bool:
         """Whether plain decoding could be the better choice if costs are as far off as they may well be."""
-        wait = min(_REFRESH[0] << min(self._refreshes, 8), _REFRESH[1])
-        if self.since_plain < wait:
+        if self.since_plain < _REFRESH[0]:
+            return False
+        if abs(self.costs.level - self.level) > _SHIFT:
+            return True
+        if self.since_plain < min(_REFRESH[0] << min(self._refreshes, 8), _REFRESH[1]):
             return False
         doubt = self.costs.doubt(best.width, best.path)
         return self.since_plain >= _REFRESH[1] or log(best.rate) < 2.0 * doubt
