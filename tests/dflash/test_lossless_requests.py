@@ -175,8 +175,13 @@ TRIPS: tuple[Trip, ...] = (
 @pytest.mark.parametrize("trip", TRIPS)
 @pytest.mark.parametrize(
     ("error", "path"),
-    [(KeyboardInterrupt(), path) for path in PATHS] + [(RuntimeError("a fault"), "window")],
-    ids=[f"ctrl-c-{path}" for path in PATHS] + ["fault-window"],
+    [
+        (KeyboardInterrupt(), "window"),
+        (KeyboardInterrupt(), "token_loop"),
+        (RuntimeError("a fault"), "block"),
+        pytest.param(KeyboardInterrupt(), "block", marks=pytest.mark.long),
+        pytest.param(RuntimeError("a fault"), "compact", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("name", ["qwen3-tiny-Q8_0", "qwen35-tiny-F32"])
 def test_an_exception_inside_a_step_leaves_the_engine_usable(monkeypatch, name, error, path, trip):

@@ -331,8 +331,8 @@ def test_an_empty_residual_falls_back_to_the_target():
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_seed_fixes_the_output(name, rule):
     params = params_of(name)
-    outputs = {seed: draw(speculative(rule), params, seed, 12) for seed in range(4)}
-    assert outputs == {seed: draw(speculative(rule), params, seed, 12) for seed in range(4)}
+    outputs = {seed: draw(speculative(rule), params, seed, 12) for seed in range(2)}
+    assert outputs == {seed: draw(speculative(rule), params, seed, 12) for seed in range(2)}
     assert len(set(outputs.values())) > 1
 
 
