@@ -106,14 +106,14 @@ OPTIONS: tuple[Option, ...] = (
         None,
         ("-md", "--model-draft", "--draft"),
         "Draft model for speculative decoding: a GGUF file or a folder with config.json and safetensors.",
-        shown="none",
+        shown="the one that comes with this package for the model, if there is one",
     ),
     Option(
         "spec",
         str,
         "auto",
         ("--spec",),
-        "Speculation with the draft: auto also takes plain steps where they are faster, on drafts every step, off never.",
+        "Speculation: auto takes plain steps where they are faster, on drafts in every step, off never.",
         choices=("auto", "on", "off"),
     ),
     Option(
@@ -136,7 +136,7 @@ OPTIONS: tuple[Option, ...] = (
         int,
         2,
         ("--dflash-compact-verify",),
-        "The path for windows of at most 4 rows: 0 off, 1 the only one (so no wider windows), 2 where it is the fastest.",
+        "The path for windows of at most 4 rows: 0 off, 1 the only one (no wider windows), 2 where it is the fastest.",
         bounds=(0, 2),
     ),
     Option(
@@ -144,7 +144,7 @@ OPTIONS: tuple[Option, ...] = (
         str,
         "match",
         ("--dflash-accept",),
-        "Acceptance with a temperature: match gives plain decoding's tokens for the same seed, rejection the same distribution.",
+        "With a temperature: match gives plain decoding's tokens for the same seed, rejection the same distribution.",
         choices=("match", "rejection"),
     ),
     Option(

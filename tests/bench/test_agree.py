@@ -236,7 +236,7 @@ def test_the_verb_fails_with_the_first_differences(
     use: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sides, "Paths", BrokenPaths)
-    use(toy_engine(TEXT, [0]))
+    use(toy_engine(TEXT, [3]))
     assert verb("--depths", "3", "--paths", "window") == 1
     out = capsys.readouterr().out
     assert "prompt 0, window, depth 3, run 1: tokens differ at token " in out

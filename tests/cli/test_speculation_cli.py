@@ -180,7 +180,9 @@ def test_rounds_are_checked(rounds: str, capsys: Any) -> None:
         ([*DRAFT, "--spec", "off"], "--compare needs speculation, which --spec off switches off"),
     ],
 )
-def test_compare_needs_speculation(flags: list[str], reason: str, capsys: Any) -> None:
+def test_compare_needs_speculation(use: Any, flags: list[str], reason: str, capsys: Any) -> None:
+    plain = toy_engine(TEXT, [3])
+    use(Engine(plain.target, plain.tokenizer, plain.template))
     assert run("--compare", *flags) == 2
     assert capsys.readouterr().err == f"error: {reason}\n"
 

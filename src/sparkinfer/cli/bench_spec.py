@@ -52,11 +52,13 @@ def measure_speculation(
     from sparkinfer.cli.loading import load_engine, loaded_draft
 
     count, means = parse_tokens(tokens), parse_means(scripted)
-    if means is None and options.optional_path("draft") is None:
-        raise OptionError("--spec needs something that drafts; use -md MODEL or --scripted 1,2,3")
     questions = read_prompts(prompts, prompt_file)
     with load_engine(model, options) as engine, progress(options) as report:
         draft = loaded_draft(engine, options)
+        if means is None and draft is None:
+            raise OptionError(
+                "--spec needs something that drafts; use -md MODEL or --scripted 1,2,3"
+            )
         tasks = [Task(q.domain, tuple(encode(engine, q))) for q in questions]
         sweep = _Sweep(engine, options, depths, tasks, count, rounds, report)
         parts = list(sweep.scripted(draft, means) if means else sweep.real(draft))

@@ -43,18 +43,18 @@ def speculation(options: Options) -> Literal["auto", "on", "off"]:
 
 
 def loaded_draft(engine: "Engine", options: Options) -> "Draft | None":
-    """Return the draft that the engine was loaded with, None if none was given.
+    """Return the draft that the engine was loaded with, None if there is none.
 
     Raises: OptionError if one was given and speculation is switched off.
     """
     from sparkinfer.dflash.loop import DFlashDecoder
 
-    if options.optional_path("draft") is None:
-        return None
-    if not isinstance(engine.decoder, DFlashDecoder):
+    if isinstance(engine.decoder, DFlashDecoder):
+        return engine.decoder.draft
+    if options.optional_path("draft") is not None:
         origin = options.setting("spec").origin
         raise OptionError(f"spec=off ({origin}) leaves nothing to measure with a draft; use auto")
-    return engine.decoder.draft
+    return None
 
 
 def announce_compiling(options: Options) -> None:

@@ -77,11 +77,13 @@ def command(
     text = read_prompt([words, prompt], file)
     if raw and system is not None:
         raise OptionError("--system needs the chat template that --raw leaves out")
-    if compared:
-        check_comparable(options)
-    elif rounds is not None:
+    if compared and options.text("spec") == "off":
+        raise OptionError("--compare needs speculation, which --spec off switches off")
+    if not compared and rounds is not None:
         raise OptionError("--rounds says how often --compare runs, and that is not given")
     with load_engine(model, options) as engine:
+        if compared and engine.decoder.describe() is None:
+            raise OptionError("--compare needs a draft; -md takes a GGUF file or a folder")
         if print_plan:
             show_plan(engine)
         announce(engine, options)
@@ -135,14 +137,6 @@ class _Question:
         request = self.request
         limits = {"max_tokens": request.max_tokens, "stop": request.stop}
         return {"sampling": request.sampling, **limits}
-
-
-def check_comparable(options: Options) -> None:
-    """Raises: OptionError if there will be no speculation to compare with plain decoding."""
-    if options.optional_path("draft") is None:
-        raise OptionError("--compare needs a draft; -md takes a GGUF file or a folder")
-    if options.text("spec") == "off":
-        raise OptionError("--compare needs speculation, which --spec off switches off")
 
 
 def _compare(question: _Question, result: "Result", rounds: int, options: Options) -> "Comparison":

@@ -18,7 +18,7 @@ def announce(engine: "Engine", options: Options) -> None:
 
     Without a draft there is nothing to say before the closing line says it.
     """
-    if options.optional_path("draft") is not None:
+    if engine.decoder.describe() is not None or options.optional_path("draft") is not None:
         status(f"speculation: {engine.speculation}")
 
 

@@ -1,6 +1,7 @@
 """From process options to a decoder: the draft loaded, costs measured or read back, a policy chosen."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkinfer.dflash.base import Draft
@@ -18,14 +19,13 @@ Progress = Callable[[str, int, int], None]
 
 
 def load_decoder(
-    target: "Target", options: Options, progress: Progress | None = None
+    target: "Target", path: Path, options: Options, progress: Progress | None = None
 ) -> DFlashDecoder:
-    """The decoder for the draft that the options name.
+    """The decoder for a draft on disk.
 
     Raises: what `load_draft` raises; OptionError for a depth the draft does not have.
     """
-    draft = load_draft(options.path("draft"), target, progress=progress)
-    return build_decoder(target, draft, options, progress)
+    return build_decoder(target, load_draft(path, target, progress=progress), options, progress)
 
 
 def build_decoder(

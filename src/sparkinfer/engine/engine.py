@@ -21,6 +21,8 @@ from sparkinfer.sampling import Sampler
 
 if TYPE_CHECKING:
     from sparkinfer.engine.conversation import Conversation
+    from sparkinfer.models import Target
+    from sparkinfer.options import Options
 
 LoadProgress = Callable[[str, int, int], None]  # (what, done, total)
 Message = Mapping[str, str]
@@ -99,7 +101,8 @@ class Engine:
     ) -> "Engine":
         """Open a GGUF file and make an engine of it; None takes the process option's value.
 
-        A `draft` (a GGUF file or a folder) turns speculative decoding on, unless `spec` is "off".
+        Speculative decoding is on with a `draft` (a GGUF file or a folder; None: the one that comes with this package
+        for this model, if there is one), unless `spec` is "off".
         Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
         """
         from sparkinfer.chat import TEMPLATE_KEY, ChatTemplate
@@ -120,12 +123,7 @@ class Engine:
                 file, context=context, threads=threads, activations=activations, progress=progress
             )
             undo.callback(target.close)
-            decoder: Decoder | None = None
-            off = "no draft given" if options.optional_path("draft") is None else "spec off"
-            if options.optional_path("draft") is not None and options.text("spec") != "off":
-                from sparkinfer.dflash.build import load_decoder
-
-                decoder = load_decoder(target, options, progress)
+            decoder, off = _decoder(target, options, progress)
             undo.pop_all()  # the engine closes them from here on
         seconds = perf_counter() - started
         return cls(target, tokenizer, template, decoder=decoder, off=off, load_seconds=seconds)
@@ -312,6 +310,22 @@ class Engine:
             if len(parsed) == 1 and self.tokenizer.is_control(parsed[0]):
                 ids[parsed[0]] = text
         return ids
+
+
+def _decoder(
+    target: "Target", options: "Options", progress: LoadProgress | None
+) -> tuple[Decoder | None, str]:
+    """The decoder of the draft that is asked for or comes with the model; or None and why."""
+    from sparkinfer.dflash.shipped import shipped_draft
+
+    if options.text("spec") == "off":
+        return None, "switched off"
+    draft = options.optional_path("draft") or shipped_draft(target.file)
+    if draft is None:
+        return None, "no draft given"
+    from sparkinfer.dflash.build import load_decoder
+
+    return load_decoder(target, draft, options, progress), ""
 
 
 def _limit(max_tokens: int | None, room: int) -> tuple[int, FinishReason]:
