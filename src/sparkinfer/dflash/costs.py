@@ -17,6 +17,7 @@ from sparkinfer.dflash.drift import Drift
 
 PLAIN = "ar"  # the path of a plain step, one row and no draft
 _CLEARLY = 0.95  # of the cost of a path that is preferred
+_SURPRISE = 1.5  # a step is put down at this many times what it was expected to cost, at most
 _EARLY_EXIT = "token_loop"  # a path whose cost depends on how much is accepted; it was measured with all of it
 _INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
 VERSION = 2  # of the file; another one is measured again
@@ -133,17 +134,25 @@ class CostTable:
                     best[width] = (path, now)
         return dict(sorted(best.items()))
 
-    def observe(self, step: Observed, waiting: int | None = None) -> None:
-        """Learn from a step; `waiting` context rows the draft had to append in it (None: as many as usual).
+    def observe(self, step: Observed, waiting: int | None = None) -> float:
+        """Learn from a step and return what it is put down at, in plain steps.
 
-        Steps of a kind that was never measured teach nothing, nor does a token loop that ended early.
+        `waiting`: context rows the draft had to append in it (None: as many as usual). What is put down is not
+        the step's own time but what such a step takes by now: a slow moment may hit any step, plain ones too.
+        Steps of a kind that was never measured teach nothing, nor does a token loop that ended early, nor the
+        first step of a kind: it may have had to record its tape.
         """
-        if not self._teaches(step):
-            return
         key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
-        expected = self._seconds(key, step.length)
-        self._drift.observe(key, self.usual(step, waiting) / expected)
+        ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
+        if ended_early or key not in self._place:
+            return step.seconds / self.plain(step.length)
+        before = self._seconds(key, step.length) / self.plain(step.length)
+        if key in self.seen or step.width == 1:
+            expected = self._seconds(key, step.length)
+            self._drift.observe(key, self.usual(step, waiting) / expected)
         self.seen[key] = self.seen.get(key, 0) + 1
+        after = self._seconds(key, step.length) / self.plain(step.length)
+        return min(after, _SURPRISE * before)
 
     def usual(self, step: Observed, waiting: int | None) -> float:
         """The step's seconds if the draft had had the usual number of rows to append."""
@@ -151,18 +160,6 @@ class CostTable:
             return step.seconds
         extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factors()[0]
         return max(step.seconds - extra, 0.05 * step.seconds)
-
-    def charge(self, step: Observed) -> float:
-        """Seconds to put down for a step that was observed: what such a step takes by now.
-
-        Not its own: a slow moment may hit any step, and plain ones are put down at what they usually take as well.
-        """
-        key = (step.path, step.width)
-        return self._seconds(key, step.length) if self._teaches(step) else step.seconds
-
-    def _teaches(self, step: Observed) -> bool:
-        ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
-        return not ended_early and (step.width == 1 or (step.path, step.width) in self._place)
 
     @property
     def uncertainty(self) -> float:

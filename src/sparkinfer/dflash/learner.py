@@ -175,8 +175,7 @@ class Learner:
         if step.path != self.chosen.path:
             self._refused.add((self.chosen.path, step.width))
             self._menu_length = None
-        self.costs.observe(step, self._waiting)
-        self.ledger.spend(self.costs.charge(step) / self.costs.plain(step.length))
+        self.ledger.spend(self.costs.observe(step, self._waiting))
         self.since_draft = 0
         self.since_plain += 1
         self._waiting = step.accepted + 1
