@@ -291,7 +291,7 @@ def test_what_was_learned_outlives_a_request():
     steps_of(policy, table, always_right, 300)
     policy.begin(0)
     assert policy.expected_speedup() > before
-    for _ in range(3):
+    for _ in range(12):
         steps_of(policy, table, never_right, 200)
     policy.begin(0)
     assert policy.expected_speedup() < before

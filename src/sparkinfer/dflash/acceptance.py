@@ -14,6 +14,7 @@ _DEEPER = 0.98  # of an unseen slot against the one before it
 _ALIKE = 0.9  # of a slot's change that shows in the next one too
 _EVIDENCE = 0.985  # per step: how fast it is forgotten how well a memory predicted
 _SETTLED = 32  # steps
+_REQUEST = 16.0  # steps: how much of what was seen a new request makes old
 _LEAST, _MOST = 0.01, 0.99
 
 
@@ -121,10 +122,10 @@ class Acceptance:
         return new
 
     def soften(self) -> None:
-        """Another request begins: what was seen counts half, and no memory is preferred."""
+        """Another request begins: what was seen lately counts little, the rest and the preferred memory less."""
         for memory in self._memories:
-            memory.evidence = 0.0
-            memory.fade(memory.span.steps * log(2.0))
+            memory.evidence *= 0.5
+            memory.fade(_REQUEST)
         self._estimate()
 
     def expected(self, depth: int) -> float:

@@ -16,25 +16,24 @@ from sparkinfer.options import Options
 
 __all__ = ["POLICIES", "Auto", "Decision", "Observed", "Policy", "Setup", "make_policy"]
 
-# Probes: tries of the draft where it does not pay. Their losses are paid from a purse, in plain steps.
-_PURSE = (4.0, 10.0)  # at the start, at most
-_PURSE_GROWTH = 0.015  # a plain step adds this
-_PURSE_SHARE = (
-    0.1  # of every gain goes there: where drafting paid, looking for it again is worth more
-)
-_PATIENCE = (
-    4,
-    48,
-)  # plain steps between probes: after one that paid; at most, after doubling with each that did not
+# Probes are tries of the draft where it does not pay. A purse, in plain steps, pays what they lose: what it holds
+# at the start and at most, what each plain step adds, and the share of every gain that goes there, because where
+# drafting paid it is worth more to look for it again.
+_PURSE = (4.0, 10.0)
+_PURSE_GROWTH = 0.01
+_PURSE_SHARE = 0.1
+# Plain steps between probes: after one that paid; at most, after doubling with each that did not.
+_PATIENCE = (2, 48)
 _HOPE = 0.8  # acceptance that a probe hopes for
 
-_CAREFUL = (
-    4.0  # worst losses of a step that the ledger must cover before the best rate alone counts
-)
+# Worst losses of a step that the ledger must cover before the best rate alone counts.
+_CAREFUL = 4.0
 _RUIN = 0.1  # a balance that is as good as none
+
 # Drafting steps before one row is measured again: where its cost may change the choice, and in any case.
 _REFRESH = (8, 256)
-_SHIFT = 0.25  # change of the machine's speed (logarithm) that asks for it too: it may be the drafting steps alone
+# A change of the machine's speed (logarithm) that asks for it too: it may be the drafting steps alone that changed.
+_SHIFT = 0.25
 
 
 class Auto(Learner):
