@@ -132,7 +132,7 @@ class Run:
         draft: Any = model.block
         if kind != "block":
             draft = draft_for(kind, model.target, model.tokenizer, whole, seed)
-        policy = self._policy(model, rng)
+        policy = self._policy(model, rng, draft.max_depth)
         engine = spec_engine(model.target, model.tokenizer, draft, [], policy=policy)
         try:
             got, result = outcome(engine, prompt, **options)
@@ -150,11 +150,12 @@ class Run:
             print(self.differences[-1], flush=True)
         self._add(plain, result, [model.name, setting, kind, policy.name])
 
-    def _policy(self, model: Model, rng: np.random.Generator) -> Any:
+    def _policy(self, model: Model, rng: np.random.Generator, depth: int) -> Any:
         if rng.random() < 0.75:
-            return ScriptedPolicy(random_steps(rng))
+            steps = random_steps(rng)
+            return ScriptedPolicy([(min(width, depth + 1), path) for width, path in steps])
         name = str(rng.choice(["auto", "always", "fixed"]))
-        return POLICIES[name](Setup(model.costs, 15, 16, int(rng.integers(1, 16))))
+        return POLICIES[name](Setup(model.costs, depth, 16, int(rng.integers(1, depth + 1))))
 
     def _add(self, plain: Outcome, result: Any, names: list[str]) -> None:
         self.pairs += 1
@@ -195,7 +196,7 @@ def first_pair(path: Path, suite: str) -> int:
 def load_models(args: argparse.Namespace, folder: Path) -> list[Model]:
     """The files given, or the golden models with both kinds of activations."""
     if args.model:
-        target = load_target(args.model, context=512, threads=args.threads)
+        target = load_target(args.model, context=2048, threads=args.threads)
         texts = PROMPTS.read_text().splitlines()
         return [Model(args.model.stem, target, folder, texts, args.draft)]
     return [

@@ -10,10 +10,12 @@ from lossless_cases import PATHS, ScriptedPolicy, outcome, plain_engine, plain_o
 from test_sampling import oracle
 from test_sampling_law import LIKELIEST_FAULT, chance
 
+from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.dflash.loop import DFlashDecoder
 from sparkinfer.dflash.verify import Paths
 from sparkinfer.sampling import Sampler, SamplingParams, TokenHistory
+from sparkinfer.state.kv_cache import KvShape
 from sparkinfer.tokenizer import Tokenizer
 
 FOLDER = Path(__file__).parents[1] / "data" / "draft"
@@ -51,6 +53,19 @@ def test_no_published_layout_changes_an_output(layout, activations):
             assert [d for d in wanted.differences(got) if d != "usage"] == []
             assert result.speculation.gap_rows == 0 and result.speculation.drafted > 0
             prompt = [*prompt, *got.tokens, 9]
+
+
+@pytest.mark.parametrize("window", [0, 48, 256, 512, 2048])
+@pytest.mark.parametrize("context", [40, 256, 512, 800, 801, 1024, 1800, 1809, 4096])
+def test_assumed_rows_lie_inside_the_cache(window, context):
+    """Measuring in a small context must not write before the draft's cache: other arrays lie there."""
+    rows = ContextRows(KvShape(1, 1, 16, 2), context, window)
+    for length in sorted({0, 8, 32, context // 2, context - 32, context - 1} & set(range(context))):
+        rows.assume(length)
+        assert rows.length == length
+        assert 0 <= rows.base <= length, (rows.base, length)
+        rows.make_room(16)
+        assert 0 <= length - rows.base <= rows.size - 16, (rows.base, rows.size)
 
 
 IDS = (20, 65, 140, 201)
