@@ -55,6 +55,7 @@ class Target:
     def __init__(self, machine, context=2048):
         self.machine, self.context = machine, context
         self.plan = {"model": "made up", "mode": "graph"}
+        self.config = SimpleNamespace(n_vocab=1000)
 
     def new_state(self, context=None):
         assert context is not None and context <= self.context
@@ -104,6 +105,7 @@ class Path:
     def run(self, state, window, judge):
         assert self.refusal(len(window)) is None
         assert state.length + len(window) <= state.context
+        assert len(set(window)) == len(window) and all(0 <= token < 1000 for token in window)
         seconds = self.machine.forward(len(window), state.length) * self.times
         self.machine.work(self.name, len(window), state.length, seconds)
         for index in range(len(window)):

@@ -43,6 +43,7 @@ _PLAIN_EVERY = 4  # measurements between plain rows, which everything else is co
 _BUSY = 0.15  # mean relative uncertainty from which measurements are not kept for later
 _EXTEND, _PROPOSE = "extend", "propose"
 _ROW: Key = ("plain", 1)
+_STRIDE = 7919  # a prime: neighbours in a window are far apart in the vocabulary
 
 
 class CostTarget(VerifyTarget, Protocol):
@@ -50,6 +51,8 @@ class CostTarget(VerifyTarget, Protocol):
 
     context: int
 
+    @property
+    def config(self) -> Any: ...  # n_vocab
     def new_state(self, context: int | None = None) -> Any: ...
 
 
@@ -196,6 +199,7 @@ class _Bench:
         size = min(self.target.context, self.lengths[-1] + _SLACK)
         self.state = self.target.new_state(size)
         self._base = -1
+        self._turn = 0
 
     def plain_row(self) -> float:
         """Seconds of one plain row, the better of two after a warm-up."""
@@ -272,31 +276,34 @@ class _Bench:
             self.draft.assume(length)
         self._base = length
 
+    def _tokens(self, count: int) -> list[int]:
+        """Always other ones: rows of the same token would share their experts and be cheaper than real ones."""
+        first, self._turn = self._turn, self._turn + count
+        vocabulary: int = self.target.config.n_vocab
+        return [(index * _STRIDE) % vocabulary for index in range(first, first + count)]
+
     def _plain(self) -> None:
-        self.target.forward(self.state, [0])
+        self.target.forward(self.state, self._tokens(1))
 
     def _verify(self, path: VerifyPath, width: int) -> Callable[[], None]:
-        window = [0] * width
-
         def run() -> None:
-            path.run(self.state, window, lambda index, row: True)
+            path.run(self.state, self._tokens(width), lambda index, row: True)
             path.commit(self.state, 1)
 
         return run
 
     def _propose(self, depth: int) -> Callable[[], None]:
         def run() -> None:
-            proposals, token = self.draft.propose(0, depth), 0
+            (token,) = self._tokens(1)
+            proposals = self.draft.propose(token, depth)
             for slot in range(depth):
                 token = proposals.best(slot, token)
 
         return run
 
     def _extend(self, rows: int) -> Callable[[], None]:
-        tokens = [0] * rows
-
         def run() -> None:
-            self.draft.extend(tokens, self.target.tapped(rows))
+            self.draft.extend(self._tokens(rows), self.target.tapped(rows))
 
         return run
 

@@ -120,13 +120,13 @@ class Learner:
     def report(self) -> dict[str, Any]:
         """Ready for JSON."""
         offers = self.offers(self.length, self.top)
-        best, milliseconds = max(offers, key=by_rate), self.costs.plain(self.length) * 1e3
+        milliseconds = self.costs.plain(self.length) * 1e3
         return {
             "policy": self.name,
             "why": self.chosen.why,
             "width": self.chosen.width,
             "tau": round(self.acceptance.expected(max(self.chosen.width - 1, 1)), 3),
-            "expected_speedup": round(best.rate, 3),
+            "expected_speedup": round(self.expected_speedup(), 3),
             "acceptance": self.acceptance.report(),
             "widths": {str(width): count for width, count in sorted(self.widths.items())},
             "switches": self.switches,
