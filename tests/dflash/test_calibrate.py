@@ -257,59 +257,91 @@ class FakePaths(Paths):
         self.max_width = 16
 
 
-@pytest.fixture
-def parts(monkeypatch):
+class Parts:
     """Target, draft and paths over one made-up machine, and how often they were measured."""
-    machine = Machine()
-    runs = []
 
-    def counted(*arguments, **more):
-        runs.append(1)
-        return calibrate(*arguments, **more, clock=machine.clock)
+    def __init__(self, folder):
+        self.machine, self.folder, self.runs = Machine(), folder, 0
+        self.target, self.draft = Target(self.machine), Draft(self.machine)
+        self.paths = FakePaths(self.machine)
 
-    monkeypatch.setattr(module, "calibrate", counted)
-    return Target(machine), Draft(machine), FakePaths(machine), runs
+    def calibrate(self, *arguments, **more):
+        self.runs += 1
+        return calibrate(*arguments, **more)
+
+    def costs(self):
+        return measured_costs(
+            self.target, self.draft, self.paths, self.folder, clock=self.machine.clock
+        )
+
+    @property
+    def fingerprint(self):
+        return fingerprint(self.target, self.draft, self.paths)
 
 
-def test_costs_are_kept_and_read_back(parts, tmp_path):
-    target, draft, paths, runs = parts
-    first = measured_costs(target, draft, paths, tmp_path)
-    again = measured_costs(target, draft, paths, tmp_path)
+@pytest.fixture
+def parts(monkeypatch, tmp_path):
+    made = Parts(tmp_path)
+    monkeypatch.setattr(module, "calibrate", made.calibrate)
+    return made
+
+
+def test_costs_are_kept_and_read_back(parts):
+    first, again = parts.costs(), parts.costs()
     assert first.origin == "measured now: nothing measured yet" and again.origin == "read back"
-    assert len(runs) == 1
+    assert parts.runs == 1
     assert again.step(8, "window", 100) == pytest.approx(first.step(8, "window", 100))
 
 
-def test_another_draft_or_other_paths_are_measured_anew(parts, tmp_path):
-    target, draft, paths, runs = parts
-    measured_costs(target, draft, paths, tmp_path)
-    draft.plan = {"layers": 3}
-    measured_costs(target, draft, paths, tmp_path)
-    paths.max_width = 4
-    assert measured_costs(target, draft, paths, tmp_path).widths == (2, 3, 4)
-    assert len(runs) == 3
+def test_another_draft_or_other_paths_are_measured_anew(parts):
+    parts.costs()
+    parts.draft.plan = {"layers": 3}
+    parts.costs()
+    parts.paths.max_width = 4
+    assert parts.costs().widths == (2, 3, 4)
+    assert parts.runs == 3
 
 
-def test_a_damaged_file_is_measured_again_and_says_so(parts, tmp_path):
-    target, draft, paths, runs = parts
-    measured_costs(target, draft, paths, tmp_path)
-    cost_file(tmp_path, fingerprint(target, draft, paths)).write_text('{"fingerprint": ')
-    table = measured_costs(target, draft, paths, tmp_path)
-    assert "damaged" in table.origin and len(runs) == 2
-    assert measured_costs(target, draft, paths, tmp_path).origin == "read back"
+def test_a_damaged_file_is_measured_again_and_says_so(parts):
+    parts.costs()
+    cost_file(parts.folder, parts.fingerprint).write_text('{"fingerprint": ')
+    assert "damaged" in parts.costs().origin and parts.runs == 2
+    assert parts.costs().origin == "read back"
 
 
-def test_a_folder_that_cannot_be_written_only_costs_the_time(parts, tmp_path):
-    target, draft, paths, _ = parts
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    table = measured_costs(target, draft, paths, blocked)
+def test_costs_that_no_longer_hold_are_measured_again(parts):
+    parts.costs()
+    parts.machine.row *= 2.0  # slower as a whole: the same relative costs
+    parts.machine.more *= 2.0
+    assert parts.costs().origin == "read back"
+    parts.machine.more *= 4.0  # rows now cost more against one row
+    assert "of the time that was kept" in parts.costs().origin and parts.runs == 2
+    assert parts.costs().origin == "read back"
+    assert parts.draft.length == 0
+
+
+def test_measurements_of_a_busy_machine_are_not_kept(parts, monkeypatch):
+    work, calls = parts.machine.work, 0
+
+    def shared(what, rows, length, seconds):
+        nonlocal calls
+        calls += 1
+        work(what, rows, length, seconds * (1.0 + calls * 7919 % 13 / 4))
+
+    monkeypatch.setattr(parts.machine, "work", shared)
+    assert parts.costs().origin.endswith("not kept, because the machine was busy")
+    assert not cost_file(parts.folder, parts.fingerprint).exists()
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_time(parts):
+    parts.folder /= "file"
+    parts.folder.write_text("")
+    table = parts.costs()
     assert "could not be kept" in table.origin and table.widths[-1] == 16
 
 
 def test_the_fingerprint_is_json_and_names_machine_models_and_paths(parts):
-    target, draft, paths, _ = parts
-    data = json.loads(json.dumps(fingerprint(target, draft, paths)))
+    data = json.loads(json.dumps(parts.fingerprint))
     assert data["target"]["model"] == "made up" and data["draft"] == {"layers": 2}
     assert data["paths"]["compact"] == [2, 3, 4] and data["cores"] >= 1 and data["cpu"]
 
@@ -317,7 +349,8 @@ def test_the_fingerprint_is_json_and_names_machine_models_and_paths(parts):
 @pytest.mark.parametrize("name", ["qwen3-tiny-Q8_0", "qwen35-tiny-F32"])
 def test_a_real_model(name, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_BUDGET", 0.05)
-    monkeypatch.setattr(module, "_BUSY", 1e9)  # this machine may be busy; what is kept is tested above
+    for name_of in ("_BUSY", "_AGREE"):  # this machine may be busy; what is kept is tested above
+        monkeypatch.setattr(module, name_of, 1e9)
     target = golden_models.target(name)
     draft = ScriptedDraft([0] * 8, [1], target.config.n_vocab, max_depth=7)
     paths = Paths(target)

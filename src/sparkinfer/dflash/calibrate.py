@@ -8,7 +8,7 @@ ever make a step slower.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from math import sqrt
+from math import log, sqrt
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -38,8 +38,11 @@ _SLOW = 0.05  # seconds of a row from which fewer widths are measured
 _SLOW_WIDTHS = (2, 4, 8, 16)
 _BUDGET = 2.5  # seconds of measuring
 _ROUNDS = (3, 15)  # least and most
+_LONG_ROUND = 1.0  # seconds of a round from which two are enough
 _SLOW_ROUNDS = 2
 _PLAIN_EVERY = 4  # measurements between plain rows, which everything else is compared with
+_CHECKED = 4  # rows of the window that is measured again when costs are read back
+_AGREE = 0.25  # logarithm of its change that is no reason to measure everything again
 _BUSY = 0.15  # mean relative uncertainty from which measurements are not kept for later
 _EXTEND, _PROPOSE = "extend", "propose"
 _ROW: Key = ("plain", 1)
@@ -62,16 +65,23 @@ def measured_costs(
     paths: Paths,
     cache_dir: Path,
     progress: Report | None = None,
+    *,
+    clock: Clock = perf_counter,
 ) -> CostTable:
     """The costs of the permitted paths: read back if they were measured before, else measured and kept.
 
-    Measurements belong to a fingerprint of machine, models and paths. `origin` of the result says where they come
-    from, and why. A folder that cannot be read or written is no error.
+    Measurements belong to a fingerprint of machine, models and paths, and one of them is repeated when they are read
+    back: if it comes out otherwise, all are. `origin` of the result says where they come from, and why. A folder that
+    cannot be read or written is no error.
     """
     key = fingerprint(target, draft, paths)
     table, reason = load_costs(cache_dir, key)
+    if table is not None and (change := _change(table, target, draft, paths.order, clock)):
+        table, reason = None, f"a window now takes {change:.2f} of the time that was kept"
     if table is None:
-        table = calibrate(target, draft, paths.order, most=paths.max_width, report=progress)
+        table = calibrate(
+            target, draft, paths.order, most=paths.max_width, report=progress, clock=clock
+        )
         table.origin = f"measured now: {reason}"
         if table.uncertainty > _BUSY:
             table.origin += "; not kept, because the machine was busy"
@@ -120,6 +130,25 @@ def calibrate(
     finally:
         draft.assume(0)
     return _table(bench.results(), lengths, plan, paths)
+
+
+def _change(
+    table: CostTable, target: CostTarget, draft: Draft, paths: Sequence[VerifyPath], clock: Clock
+) -> float | None:
+    """A window's cost in plain steps now over what the table says, if that is not about 1. Takes some twenty steps."""
+    first = next((path for path in paths if path.name in table.steps), None)
+    if first is None:
+        return None
+    measured = [width for width, cost in table.steps[first.name].items() if cost.measured]
+    width = min(measured, key=lambda width: abs(width - _CHECKED))
+    bench = _Bench(target, draft, table.lengths[:1], clock)
+    bench.add(_Plan({first.name: first}, {first.name: (width,)}), table.lengths[:1])
+    try:
+        window, plain = bench.compare((first.name, width), _ROW)
+    finally:
+        draft.assume(0)
+    change = window / plain / (table.steps[first.name][width].target[0] / table.base[0])
+    return None if abs(log(change)) < _AGREE else change
 
 
 def _lengths(context: int) -> list[int]:
@@ -198,12 +227,12 @@ class _Bench:
     def __post_init__(self) -> None:
         size = min(self.target.context, self.lengths[-1] + _SLACK)
         self.state = self.target.new_state(size)
-        self._base = -1
-        self._turn = 0
+        self.runs[_ROW] = self._plain
+        self._base = -1  # context length that is pretended
+        self._turn = 0  # tokens used
 
     def plain_row(self) -> float:
         """Seconds of one plain row, the better of two after a warm-up."""
-        self.runs[_ROW] = self._plain
         seconds = []
         for _ in range(3):
             self._settle(self.lengths[0], 1)
@@ -221,6 +250,17 @@ class _Bench:
             self.runs[_EXTEND, rows] = self._extend(rows)
         self.seconds = {(key, length): [] for key in self.runs for length in lengths}
 
+    def compare(self, one: Key, other: Key) -> tuple[float, float]:
+        """Seconds of two measurements at the first length, the least of eight in turn."""
+        seconds: dict[Key, list[float]] = {one: [], other: []}
+        for turn in range(9):
+            for key, times in seconds.items():
+                self._settle(self.lengths[0], key[1])
+                elapsed = self._timed(self.runs[key])
+                if turn:
+                    times.append(elapsed)
+        return min(seconds[one]), min(seconds[other])
+
     def measure(self, slow: bool, report: Report | None) -> None:
         """Warm up, then rounds of all measurements, every second one in the opposite order."""
         self._round(1, self.lengths[:1], keep=False)
@@ -228,6 +268,10 @@ class _Bench:
         least, most = (_SLOW_ROUNDS, _SLOW_ROUNDS) if slow else _ROUNDS
         done = 0
         while done < most and (done < least or self._time_is_left(started, done)):
+            if done and self.clock() - started > _LONG_ROUND * done:
+                least = _SLOW_ROUNDS
+                if done >= least:
+                    break
             lengths = self.lengths[-1:] if slow and done else self.lengths
             self._round(1 if done % 2 else -1, lengths, keep=True)
             done += 1
