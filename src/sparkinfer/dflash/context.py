@@ -59,8 +59,8 @@ class ContextRows:
     def assume(self, length: int) -> None:
         """Pretend to hold rows for `length` tokens, all zero, of tokens that no text has."""
         self._tokens = []
-        keep = min(length, self.size - MAX_WIDTH - _SLACK) if self.window else length
-        self.first, self.base = 0, (length - keep) // SPLIT * SPLIT
+        fits = length + MAX_WIDTH <= self.size
+        self.first, self.base = 0, 0 if fits else self._window_start(length)
         self.cache.clear(min(length - self.base + MAX_WIDTH, self.size))
         self._tokens = [-1] * length
 
@@ -72,10 +72,14 @@ class ContextRows:
             self._tokens,
             [],
         )  # an interrupt must not leave rows that have half moved
-        base = max(0, len(tokens) - self.window + 1) // SPLIT * SPLIT
+        base = self._window_start(len(tokens))
         self.cache.drop(base - self.base, len(tokens) - self.base)
         self.base = base
         self._tokens = tokens
+
+    def _window_start(self, length: int) -> int:
+        """The last split that a window after `length` tokens does not reach behind."""
+        return max(0, length - self.window + 1) // SPLIT * SPLIT
 
 
 def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
