@@ -265,6 +265,19 @@ def test_the_command_line_names_what_it_refuses(
     assert "auto, cpu, cuda" in capfd.readouterr().err
 
 
+def test_an_earlier_draft_is_trained_further(
+    toy: tuple[Path, dict[int, float], list[str]], tmp_path: Path
+) -> None:
+    folder, tau, _ = toy
+    short = replace(TOY.plan, steps=5, lr=1e-4)
+    job = replace(TOY, output=tmp_path, plan=short, start_draft=folder)
+    measured = run_job(job, quiet, quiet)
+    assert measured is not None
+    assert measured.tau[4] == pytest.approx(tau[4], rel=0.1)  # from the start it would be near 1
+    with pytest.raises(RequestError, match="differs from this run in window"):
+        run_job(replace(job, output=tmp_path / "other", window=9), quiet, quiet)
+
+
 def test_without_torch_the_error_names_the_extra(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,10 @@ def command(
             "--start-layers", help="Layers of the target the draft's start from, like 8,16,24."
         ),
     ] = "",
+    start_draft: Annotated[
+        Path | None,
+        typer.Option("--start-draft", help="Folder of a draft of this shape to go on from."),
+    ] = None,
     block: Annotated[int, typer.Option("--block", help="Rows of a block.")] = 8,
     from_anchor: Annotated[
         bool, typer.Option("--from-anchor", help="The anchor's row proposes a token too.")
@@ -130,6 +134,7 @@ def command(
             ),
             layers=layers,
             taps=_numbers("--taps", taps),
+            start_draft=start_draft,
             start_layers=_numbers("--start-layers", start_layers),
             block=block,
             from_anchor=from_anchor,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,17 +77,17 @@ class Corpus:
 
     def frequent(
         self, count: int, n_vocab: int, always: Sequence[int] = ()
-    ) -> tuple[npt.NDArray[np.int32], float]:
-        """The `count` most frequent answer tokens (`always` among them) in ascending order, and the share of all
-        answer tokens that they cover.
-        """
-        counts = np.bincount(self.tokens[self.answers], minlength=n_vocab).astype(np.int64)
-        ranked = counts.copy()
+    ) -> npt.NDArray[np.int32]:
+        """The `count` most frequent answer tokens in ascending order, `always` among them."""
+        ranked = np.bincount(self.tokens[self.answers], minlength=n_vocab).astype(np.int64)
         ranked[list(always)] = np.iinfo(np.int64).max
         # Ties go to the lower id, so that the choice is the same everywhere.
         order = np.lexsort((np.arange(n_vocab), -ranked))[:count]
-        covered = counts[order].sum() / max(1, counts.sum())
-        return np.sort(order).astype(np.int32), float(covered)
+        return np.sort(order).astype(np.int32)
+
+    def coverage(self, ids: npt.NDArray[Any]) -> float:
+        """The share of the answers' tokens that are among `ids`."""
+        return float(np.isin(self.tokens[self.answers], ids).mean()) if self.answers.any() else 0.0
 
 
 class Batches:

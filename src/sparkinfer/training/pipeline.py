@@ -22,12 +22,12 @@ from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_
 from sparkinfer.training.corpus import Batches, Corpus, write_conversations
 from sparkinfer.training.draft import DraftModel, start_from_target
 from sparkinfer.training.evaluate import Acceptance, HeldOut
-from sparkinfer.training.export import write_draft_gguf, write_folder
+from sparkinfer.training.export import read_folder, write_draft_gguf, write_folder
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
 from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
 from sparkinfer.training.target import TorchTarget, load_torch_target
 from sparkinfer.training.trainer import Trainer
-from sparkinfer.training.weights import arrays_of
+from sparkinfer.training.weights import arrays_of, draft_of
 
 HELD_OUT_ROWS = 64  # rows set aside where no prompts for measuring are given
 Progress = Callable[[str, int, int], None]
@@ -52,6 +52,7 @@ class Job:
     vocabulary: int = 0
     markov_rank: int = 0
     start_layers: tuple[int, ...] = ()
+    start_draft: Path | None = None
     conversations: Path | None = None
     prompts: Path | None = None
     held_out: Path | None = None
@@ -100,7 +101,7 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
     say, clock, shape = setting.say, time.monotonic(), shape_for(job, setting)
-    sources = _sources(job, shape)
+    draft, ids = _fresh_draft(job, setting, shape)
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
     seconds = time.monotonic() - clock
@@ -110,10 +111,9 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
         held_out = answer_held_out(setting, kept, job.held_out_tokens)
     else:
         corpus, held_out = split_held_out(corpus, setting.target.device)
-    ids, covered = _vocabulary(corpus, shape, setting)
-    torch.manual_seed(job.plan.seed)
-    draft = DraftModel(shape).to(setting.target.device)
-    start_from_target(draft, setting.target, sources)
+    if shape.vocabulary and ids is None:
+        ids = _vocabulary(corpus, shape, setting)
+    covered = 1.0 if ids is None else corpus.coverage(ids.cpu().numpy())
     size = sum(p.numel() for p in draft.parameters()) / 1e6
     vocabulary = f"vocabulary {shape.outputs} ({covered:.2%} of the answers)"
     say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, {vocabulary}")
@@ -277,16 +277,30 @@ def _conversations(job: Job, setting: Setting, excluded: frozenset[str], rank: i
     return corpus
 
 
-def _vocabulary(corpus: Corpus, shape: DraftShape, setting: Setting) -> tuple[Tensor | None, float]:
-    """The draft's vocabulary and the share of answer tokens in it; every process takes the first one's."""
-    if not shape.vocabulary:
-        return None, 1.0
+def _fresh_draft(job: Job, setting: Setting, shape: DraftShape) -> tuple[DraftModel, Tensor | None]:
+    """The draft to train: made of the target's layers, or an earlier one with its vocabulary."""
+    device = setting.target.device
+    torch.manual_seed(job.plan.seed)
+    if job.start_draft is None:
+        draft = DraftModel(shape).to(device)
+        start_from_target(draft, setting.target, _sources(job, shape))
+        return draft, None
+    stored, arrays = read_folder(job.start_draft)
+    if stored != shape:
+        changed = [k for k, v in asdict(shape).items() if v != asdict(stored)[k]]
+        raise RequestError(f"{job.start_draft} differs from this run in {', '.join(changed)}")
+    draft, ids = draft_of(stored, arrays)
+    return draft.to(device), None if ids is None else ids.to(device)
+
+
+def _vocabulary(corpus: Corpus, shape: DraftShape, setting: Setting) -> Tensor:
+    """The target ids of the draft's vocabulary; every process takes the first one's."""
     always = sorted(setting.tokenizer.stop_ids)
-    ids, covered = corpus.frequent(shape.vocabulary, shape.n_vocab, always)
+    ids = corpus.frequent(shape.vocabulary, shape.n_vocab, always)
     chosen = torch.from_numpy(ids.astype(np.int64)).to(setting.target.device)
     if dist.is_initialized():
         dist.broadcast(chosen, 0)
-    return chosen, covered
+    return chosen
 
 
 def _summed(counts: tuple[int, ...], device: torch.device) -> list[int]:

@@ -1,7 +1,8 @@
 """What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
 
-Two of five turns are left to the model from the first word; the others begin with a pattern of `questions.json` that
-is filled at random. A pattern without closing punctuation is a beginning that the model continues.
+Three of ten turns are left to the model from the first word; four begin with an opener of `questions.json`, which the
+model continues; the others are patterns of that file, filled at random. A pattern without closing punctuation is
+continued too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import GGUFError, MissingFileError, RequestError
 from sparkinfer.tokenizer import Tokenizer
 
-FREE_SHARE = 0.4  # of the turns that the model writes from their first word
+FREE_SHARE, OPENER_SHARE = (
+    0.3,
+    0.4,
+)  # of the turns the model writes from the first word, after an opener
 _ENDS = (".", "?", "!", "'")
 _MARKS = ("QZXQ", "WVKW")  # stand for message text while a template is taken apart
 
@@ -77,12 +81,13 @@ def domains() -> tuple[str, ...]:
 
 def random_turn(rng: random.Random) -> Turn:
     """One start of a user turn."""
-    if rng.random() < FREE_SHARE:
+    kind = rng.random()
+    if kind < FREE_SHARE:
         return Turn("", False, "free")
-    patterns: dict[str, list[str]] = _questions()["patterns"]
-    domain = rng.choice(tuple(patterns))
-    pattern = rng.choice(patterns[domain])
-    text = _filled(pattern, rng)
+    domain = rng.choice(domains())
+    if kind < FREE_SHARE + OPENER_SHARE:
+        return Turn(rng.choice(_questions()["openers"][domain]), False, domain)
+    text = _filled(rng.choice(_questions()["patterns"][domain]), rng)
     return Turn(text, text.endswith(_ENDS), domain)
 
 
