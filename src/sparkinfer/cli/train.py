@@ -11,6 +11,9 @@ from sparkinfer.errors import DeviceError, OptionError
 from sparkinfer.options import Options
 
 
+_UNBOUNDED = 10**9  # steps of a run that ends by the clock
+
+
 @verb(ProcessFlags())
 def command(
     *,
@@ -23,7 +26,10 @@ def command(
     minutes: Annotated[
         float, typer.Option("--minutes", min=0, help="End after this time; 0 counts steps alone.")
     ] = 0.0,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Updates, at most.")] = 2000,
+    steps: Annotated[
+        int,
+        typer.Option("--steps", min=0, help="Updates, at most; 0: 2000, or what --minutes allow."),
+    ] = 0,
     layers: Annotated[int, typer.Option("--layers", help="Layers of the draft.")] = 3,
     taps: Annotated[
         str, typer.Option("--taps", help="Layers of the target to read, like 1,8,14,20,27.")
@@ -120,7 +126,7 @@ def command(
                 conversations, length, min(generate_batch, conversations), answer_limit=answer_limit
             ),
             plan=TrainPlan(
-                steps=steps,
+                steps=steps or (_UNBOUNDED if minutes else 2000),
                 minutes=minutes,
                 rows=rows,
                 anchors=anchors,
