@@ -10,7 +10,6 @@ from sparkinfer.cli.flags import ProcessFlags, verb
 from sparkinfer.errors import DeviceError, OptionError
 from sparkinfer.options import Options
 
-
 _UNBOUNDED = 10**9  # steps of a run that ends by the clock
 
 
