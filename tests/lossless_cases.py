@@ -29,7 +29,7 @@ class ScriptedPolicy:
         self.seen: list[Observed] = []
         self.begun: list[int] = []
 
-    def begin(self, length: int) -> None:
+    def begin(self, length: int, *, usual: bool = True) -> None:
         self.begun.append(length)
 
     def choose(self, length: int, limit: int) -> Decision:

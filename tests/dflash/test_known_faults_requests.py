@@ -300,7 +300,7 @@ def test_56_memory_is_flat_over_two_hundred_requests():
 class Forgetful(ScriptedPolicy):
     """Keeps no record, which would grow."""
 
-    def begin(self, length):
+    def begin(self, length, usual=True):
         return None
 
     def observe(self, step):

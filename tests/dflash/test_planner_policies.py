@@ -27,10 +27,10 @@ from sparkinfer.options import resolve
 SECONDS = PLAIN_SECONDS
 
 
-def steps_of(policy, table, keep, tokens, start=0):
+def steps_of(policy, table, keep, tokens, start=0, usual=True):
     """Decisions of one request; `keep(decision, step)` drafts are right."""
     decisions, done = [], 0
-    policy.begin(start)
+    policy.begin(start, usual=usual)
     while done < tokens:
         decision = policy.choose(start + done, tokens - done)
         kept = min(decision.width - 1, keep(decision, len(decisions)))
@@ -55,6 +55,19 @@ def always_right(decision, step):
 
 def never_right(decision, step):
     return 0
+
+
+def test_57_requests_with_penalties_teach_nothing_about_the_draft():
+    """What penalties do to acceptance is used within the request and forgotten after it."""
+    table = cost_table(cheap, 0.1)
+    policy = POLICIES["always"](Setup(table, 15, 16))
+    steps_of(policy, table, always_right, 300)
+    before = policy.acceptance.rates
+    steps_of(policy, table, never_right, 60, usual=False)
+    assert policy.acceptance.rates[0] < 0.2 < before[0]
+    policy.begin(0)
+    assert policy.acceptance.rates[0] > 0.9
+    assert policy.acceptance.reached[0] < 60
 
 
 def test_the_table_of_policies_names_itself():

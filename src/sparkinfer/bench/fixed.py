@@ -14,7 +14,7 @@ class Forced:
         assert turns, "at least one pair is needed"
         self.name, self._turns, self._step = name, tuple(turns), 0
 
-    def begin(self, length: int) -> None:
+    def begin(self, length: int, *, usual: bool = True) -> None:
         self._step = 0
 
     def choose(self, length: int, limit: int) -> Decision:

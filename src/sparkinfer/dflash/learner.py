@@ -1,6 +1,7 @@
 """What every policy learns and reports: acceptance, costs, and how the widths look now."""
 
 from collections import Counter
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from sparkinfer.dflash.acceptance import Acceptance
@@ -40,6 +41,7 @@ class Learner:
     def __init__(self, setup: Setup) -> None:
         self.costs, self.top = setup.costs, setup.top
         self.acceptance = Acceptance(setup.max_depth)
+        self._usual: Acceptance | None = None  # that comes back after an unusual request
         self.ledger = Ledger()
         self.widths: Counter[int] = Counter()  # steps
         self.switches = self.probes = 0
@@ -54,8 +56,12 @@ class Learner:
         self._menu: list[Offer] = []
         self._menu_length: int | None = None  # None: to be made anew
 
-    def begin(self, length: int) -> None:
+    def begin(self, length: int, *, usual: bool = True) -> None:
         """A request starts after `length` context tokens: what was learned counts, but less."""
+        if self._usual is not None:
+            self.acceptance, self._usual = self._usual, None
+        if not usual:
+            self._usual = deepcopy(self.acceptance)
         self.ledger.begin(length, self.costs.growth(length))
         self.acceptance.soften()
         self._refused.clear()

@@ -140,7 +140,7 @@ class DFlashDecoder:
 
         self._first = self.target.prefill(state, tokens, computed)
         self._counts.gap = self.draft.gap
-        self.policy.begin(state.length)
+        self.policy.begin(state.length, usual=not sampler.params.adjusts)
         self._expected = self.policy.expected_speedup()
 
     def step(self, limit: int) -> StepResult:

@@ -51,8 +51,8 @@ class Auto(Learner):
         self._probe_menu: list[Offer] | None = None  # the offers that `_probe` was chosen from
         self._probe: Offer | None = None  # None: no acceptance could pay
 
-    def begin(self, length: int) -> None:
-        super().begin(length)
+    def begin(self, length: int, *, usual: bool = True) -> None:
+        super().begin(length, usual=usual)
         self._probing = False
 
     def choose(self, length: int, limit: int) -> Decision:

@@ -20,8 +20,12 @@ class Policy(Protocol):
 
     name: str
 
-    def begin(self, length: int) -> None:
-        """A request starts after `length` context tokens."""
+    def begin(self, length: int, *, usual: bool = True) -> None:
+        """A request starts after `length` context tokens.
+
+        Not `usual`: penalties or biases change what the target chooses but not what the draft proposes, so what is
+        learned about the draft holds for this request only.
+        """
 
     def choose(self, length: int, limit: int) -> Decision:
         """What to do after `length` tokens; more than `limit` (>= 1) rows make no sense now."""
