@@ -263,7 +263,7 @@ def write_block_draft(
 ) -> Path:
     """A folder with a draft of random weights for a loaded target: one sliding and one full layer, two taps."""
     config = target.config
-    n, inner, heads, kv_heads, head = config.n_embd, 2 * config.n_embd, 4, 2, 16
+    n, inner, heads, kv_heads, head = config.n_embd, min(2 * config.n_embd, 512), 4, 2, 16
     values = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
