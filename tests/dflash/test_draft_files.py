@@ -284,9 +284,9 @@ def test_sampling_from_the_anchor(tmp_path: Path) -> None:
     draft = loaded(write_folder(tmp_path, shifted))
     assert draft.max_depth == RECIPE.block
     model = golden_models.target("llama-tiny-F32", "f32")
-    block = model.embed([7] + [RECIPE.mask] * 5)
+    block = model.embedding.take([7] + [RECIPE.mask] * 5)
     np.testing.assert_allclose(
-        slots(draft), hidden(draft, block) @ model.embed(range(320)).T, rtol=0, atol=1e-4
+        slots(draft), hidden(draft, block) @ model.embedding.take(range(320)).T, rtol=0, atol=1e-4
     )
 
 

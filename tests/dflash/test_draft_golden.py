@@ -29,7 +29,7 @@ def draft(name: str) -> BlockDraft:
 def head() -> np.ndarray:
     """The target's LM head, float32 [ids, n_embd]."""
     model = golden_models.target("llama-tiny-F32", "f32")
-    return model.embed(range(model.config.n_vocab))
+    return model.embedding.take(range(model.config.n_vocab))
 
 
 def feed(model: BlockDraft, features: np.ndarray, sizes: list[int]) -> None:

@@ -103,7 +103,7 @@ class Acceptance:
         """A step drafted so many tokens and the target kept so many; `since` plain steps came before it.
 
         Slots up to the first rejected one were judged; the others were not reached. Returns whether the estimates are
-        new: after many steps one changes little, and every other one is left to the next.
+        new: after many steps one changes little, and three of four are left to the next.
         """
         judged = min(drafted, accepted + 1, self.slots)
         accepted = min(accepted, judged)
@@ -116,7 +116,7 @@ class Acceptance:
         for slot in range(accepted):
             self.kept[slot] += 1
         self.steps += 1
-        new = self.steps < _SETTLED or since > 0 or self.steps % 2 == 0
+        new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
         if new:
             self._estimate()
         return new

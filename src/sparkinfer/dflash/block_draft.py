@@ -11,11 +11,12 @@ from sparkinfer.dflash.base import Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.network import CONTEXT_ROWS, DraftNetwork, Tapes
-from sparkinfer.dflash.proposals import BlockProposals, Output, Selector, SelectorProposals, Table
+from sparkinfer.dflash.proposals import BlockProposals, Output, Selector, SelectorProposals
 from sparkinfer.errors import RequestError
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks
 from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]

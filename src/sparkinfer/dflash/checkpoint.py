@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from sparkinfer.dflash.proposals import Table
 from sparkinfer.errors import GGUFError, MissingFileError, UnsupportedError
 from sparkinfer.gguf import GGUFFile
+from sparkinfer.models.table import Table
 from sparkinfer.quant.encode import quantize
 from sparkinfer.quant.formats import QUANT_FORMATS
 

@@ -18,6 +18,7 @@ from sparkinfer.dflash.drift import Drift
 PLAIN = "ar"  # the path of a plain step, one row and no draft
 _CLEARLY = 0.95  # of the cost of a path that is preferred
 _SURPRISE = 1.5  # a step is put down at this many times what it was expected to cost, at most
+_SETTLED, _EVERY = 64, 4  # steps of a kind: after so many, one in four corrects its cost
 _EARLY_EXIT = "token_loop"  # a path whose cost depends on how much is accepted; it was measured with all of it
 _INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
 VERSION = 2  # of the file; another one is measured again
@@ -140,17 +141,18 @@ class CostTable:
         `waiting`: context rows the draft had to append in it (None: as many as usual). What is put down is not
         the step's own time but what such a step takes by now: a slow moment may hit any step, plain ones too.
         Steps of a kind that was never measured teach nothing, nor does a token loop that ended early, nor the
-        first step of a kind: it may have had to record its tape.
+        first step of a kind: it may have had to record its tape. After many of a kind one in four is enough.
         """
         key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
         ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
         if ended_early or key not in self._place:
             return step.seconds / self.plain(step.length)
         before = self._seconds(key, step.length) / self.plain(step.length)
-        if key in self.seen or step.width == 1:
+        seen = self.seen.get(key, 0)
+        if step.width == 1 or 0 < seen < _SETTLED or seen % _EVERY == 0 < seen:
             expected = self._seconds(key, step.length)
             self._drift.observe(key, self.usual(step, waiting) / expected)
-        self.seen[key] = self.seen.get(key, 0) + 1
+        self.seen[key] = seen + 1
         after = self._seconds(key, step.length) / self.plain(step.length)
         return min(after, _SURPRISE * before)
 

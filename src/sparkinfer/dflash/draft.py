@@ -28,13 +28,14 @@ from sparkinfer.dflash.fit import (
 )
 from sparkinfer.dflash.layers import CONVOLUTIONS, build_layer
 from sparkinfer.dflash.network import DraftNetwork, VectorProduct
-from sparkinfer.dflash.proposals import MarkovHead, Output, Selector, Table
+from sparkinfer.dflash.proposals import MarkovHead, Output, Selector
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.kernels.linear import pack_weight
 from sparkinfer.machine import available_memory
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.models.decoder import Target
+from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress, Weights
 from sparkinfer.quant.formats import QUANT_FORMATS
 from sparkinfer.state.kv_cache import KvShape
@@ -232,8 +233,7 @@ def _embedding(checkpoint: Checkpoint, target: Target) -> Table:
     """The draft's own table where it has one, else the target's."""
     if EMBEDDING in checkpoint.tensors:
         return checkpoint.table(EMBEDDING)
-    name = "token_embd.weight"
-    return Table(target.file.tensors[name].type_name, target.file.blocks(name))
+    return target.embedding
 
 
 def _check_memory(

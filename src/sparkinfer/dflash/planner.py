@@ -78,7 +78,8 @@ class Auto(Learner):
             return False
         if abs(self.costs.level - self.level) > _SHIFT:
             return True
-        if self.since_plain < min(_REFRESH[0] << min(self._refreshes, 8), _REFRESH[1]):
+        due = min(_REFRESH[0] << min(self._refreshes, 8), _REFRESH[1])
+        if self.since_plain < due or self.since_plain % _REFRESH[0]:
             return False
         doubt = self.costs.doubt(best.width, best.path)
         return self.since_plain >= _REFRESH[1] or log(best.rate) < 2.0 * doubt

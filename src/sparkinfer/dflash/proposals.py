@@ -1,42 +1,15 @@
 """From the logits of a block to tokens of the target: scaling, a reduced vocabulary and the Markov head."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.dflash.base import Logits
-from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
+from sparkinfer.models.table import Table
 
-_KEPT_ROWS = 2048  # expanded rows of a table
 LEAST = -1e30  # logit of an id that the draft cannot propose
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of a matrix in a file, read one at a time: uint8 [rows, row bytes]."""
-
-    type_name: str
-    rows: NDArray[np.uint8]
-    _kept: dict[int, NDArray[np.float32]] = field(default_factory=dict, repr=False, compare=False)
-
-    def row(self, index: int) -> NDArray[np.float32]:
-        """One row, float32 [width]; the latest ones are kept: text repeats its tokens."""
-        found = self._kept.get(index)
-        if found is None:
-            if len(self._kept) >= _KEPT_ROWS:
-                self._kept.clear()
-            found = self._kept[index] = self.take([index])[0]
-        return found
-
-    def take(self, ids: Any) -> NDArray[np.float32]:
-        """Some rows (a list or a slice) as float32 [n, width]."""
-        block = QUANT_FORMATS[self.type_name].block_bytes
-        rows = self.rows[ids]
-        values = dequantize(self.type_name, rows.reshape(-1, block))
-        return np.asarray(values, np.float32).reshape(len(rows), -1)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from sparkinfer.kernels.linear import linear
 from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.layers import Run
+from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
-from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 from sparkinfer.state import Sequence, StateShape
 
 Rows = Literal["last", "all", "none"]
@@ -64,7 +64,8 @@ class Target:
         self._params = backend.buffer(1, P.WORDS, np.int64)
         self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
         self._commit: Tape | None = None
-        self._embedding = file.tensors["token_embd.weight"].type_name
+        name = "token_embd.weight"
+        self.embedding = Table(file.tensors[name].type_name, file.blocks(name))
         self._busy = threading.Lock()
 
     def new_state(self, context: int | None = None) -> Sequence:
@@ -131,13 +132,6 @@ class Target:
         features: NDArray[np.float32] = self._features().array[:rows]
         return features
 
-    def embed(self, tokens: Ids[int]) -> NDArray[np.float32]:
-        """Rows of the embedding table, float32 [n, n_embd]."""
-        block = QUANT_FORMATS[self._embedding].block_bytes
-        rows = self.file.blocks("token_embd.weight")[np.asarray(tokens)]
-        values = dequantize(self._embedding, rows.reshape(-1, block))
-        return np.asarray(values, np.float32).reshape(len(tokens), -1)
-
     def warm_up(self, widths: Ids[int], progress: LoadProgress | None = None) -> None:
         """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
         for done, width in enumerate(widths, 1):
@@ -166,7 +160,7 @@ class Target:
     def _run(self, state: Sequence, tokens: Ids[int], rows: Rows, *, advance: bool) -> Logits:
         width = len(tokens)
         tape = self._tape(width, rows)
-        self._x.array[:width] = self.embed(tokens)
+        self.embedding.write(tokens, self._x.array)
         self._set_params(state, width, advance)
         tape.replay()
         count = {"last": 1, "all": width, "none": 0}[rows]
