@@ -149,6 +149,7 @@ class DFlashDecoder:
         if self._first is not None:
             row, self._first = self._first, None
             return self._single(_Step([]), row, perf_counter())
+        self.target.set_taps(self.draft.taps)  # another user of the target may have changed them
         length = self._state.length
         decision = self.policy.choose(length, min(limit, self._state.context - length))
         if limit > 1 or not self._why:  # the last token's step says nothing about the draft
