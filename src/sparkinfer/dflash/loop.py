@@ -99,6 +99,7 @@ class DFlashDecoder:
         self._current = _Step([])
         self._counts = _Counts()
         self._why = ""
+        self._seen = False  # the draft at work, in any request
         self._expected = 1.0
         self._tokens: list[int] = []  # whose features wait, in the first rows of `_features`
         self._features: NDArray[np.float32] | None = None
@@ -106,12 +107,23 @@ class DFlashDecoder:
     @property
     def plan(self) -> Mapping[str, Any]:
         """What was resolved, for records."""
-        return {"draft": dict(self.draft.plan), "policy": self.policy.name, "accept": self.rule}
+        return {
+            "draft": dict(self.draft.plan),
+            "policy": self.policy.name,
+            "accept": self.rule,
+            "costs": self.policy.report().get("costs"),
+        }
 
     def describe(self) -> str:
-        """Draft, policy and the speed-up expected before anything of this request is known."""
+        """Draft, policy and the speed-up expected before anything of this request is known.
+
+        Of a draft that has not been seen at work the planner assumes much, so that it is tried.
+        """
         gain = self.policy.expected_speedup()
-        expects = f"expects {gain:.2f}x plain decoding" if gain > 1.0 else "expects no gain here"
+        most = "" if self._seen else "up to "
+        expects = (
+            f"expects {most}{gain:.2f}x plain decoding" if gain > 1 else "expects no gain here"
+        )
         return f"on ({self.draft.name}, up to {self.draft.max_depth} tokens a step, {expects})"
 
     def begin(
@@ -269,6 +281,7 @@ class DFlashDecoder:
         counts.plain_seconds += count * self.policy.plain_seconds(step.length)
         if step.width > 1:
             counts.add(step.drafted, step.judged, step.accepted)
+            self._seen = True
         self.policy.observe(
             Observed(
                 width=step.width,
