@@ -1,4 +1,4 @@
-"""Encoders for the simple block formats, for exports: F32, F16, BF16, Q8_0, Q4_0 and Q4_1 as other writers make them.
+"""Encoders for exports: F32, F16, BF16, Q8_0, Q4_0 and Q4_1 as other writers make them, Q4_K and Q6_K of `encode_k`.
 
 The choice of scale follows the layout's definition at https://github.com/ggml-org/ggml: Q8_0 maps the largest
 magnitude to 127, Q4_0 the value of largest magnitude to -8, Q4_1 the range to 0 .. 15.
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from .codes import F16, F32, U8
+from .encode_k import K_BLOCK, encode_q4_k, encode_q6_k
 
 BLOCK = 32
 
@@ -133,8 +134,12 @@ ENCODERS: Mapping[str, Callable[[F32], U8]] = MappingProxyType(
         "Q8_0": encode_q8_0,
         "Q4_0": encode_q4_0,
         "Q4_1": encode_q4_1,
+        "Q4_K": encode_q4_k,
+        "Q6_K": encode_q6_k,
     }
 )
+
+_BLOCK_SIZES = {"F32": 1, "F16": 1, "BF16": 1, "Q4_K": K_BLOCK, "Q6_K": K_BLOCK}
 
 FITTED: Mapping[str, Callable[[F32], U8]] = MappingProxyType({"Q4_1": fit_q4_1})
 
@@ -152,7 +157,7 @@ def quantize(format_name: str, values: F32, *, fit: bool = False) -> U8:
         raise UnsupportedError(
             f"cannot write tensor type {format_name!r}; accepted: {', '.join(ENCODERS)}"
         )
-    size = 1 if format_name in ("F32", "F16", "BF16") else BLOCK
+    size = _BLOCK_SIZES.get(format_name, BLOCK)
     if values.shape[-1] % size:
         raise UnsupportedError(
             f"rows of {values.shape[-1]} values are no multiple of {size}, the block size of {format_name}"
