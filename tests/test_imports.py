@@ -41,7 +41,7 @@ HELPERS = {
 }
 LEVEL_OF = {area: level for level, areas in enumerate(LEVELS) for area in areas}
 HEAVY = {"torch", "triton"}
-MAY_BE_HEAVY = ("backend/cuda.py", "*/triton_impl.py", "training/*.py")
+MAY_BE_HEAVY = ("backend/cuda.py", "kernels/triton_*.py", "*/triton_*.py", "training/*.py")
 ENVIRONMENT = {"environ", "getenv", "environb", "putenv", "unsetenv"}
 LONGEST, LONGEST_KERNEL = 500, 800
 

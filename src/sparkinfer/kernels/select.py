@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkinfer.errors import UnsupportedError
 
-_MODULES = {"cpu": "cpu_impl"}
+_MODULES = {"cpu": "cpu_impl", "cuda": "triton_impl"}
 
 
 def select(op: str, backend: str, function: str = "record") -> Callable[..., Any]:

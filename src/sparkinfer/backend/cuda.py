@@ -1,0 +1,323 @@
+"""The CUDA backend: buffers in device memory, and launches of Triton kernels recorded as a CUDA graph.
+
+On the device "cpu" the same kernels run under Triton's interpreter, without graphs: that is for tests.
+Everything runs in order on torch's current stream.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.errors import UnsupportedError
+
+ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that decode kernels are compiled for
+EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
+COMPILERS = 16  # threads that compile kernels
+_DTYPES = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.uint8): torch.uint8,
+}
+
+
+def q8_views(q8: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes of a quantised activation as int32 [rows, n / 4] and its floats [rows, 2 x n / 32]: the scales, then
+    scale times sum of codes. Row strides count words of four bytes.
+    """
+    words = q8.array.view(torch.int32)
+    codes = q8.width * 4 // 5 // 4  # n codes and 8 bytes per 32 of them: n = width x 4 / 5
+    return words[:, :codes], words[:, codes:].view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel over a grid. `options` are its constexpr arguments, num_warps and num_stages."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.options)
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Equal for launches that share machine code (it may tell more apart than the compiler does)."""
+        return (
+            self.kernel.fn,
+            *(_kind(value) for value in self.args),
+            *sorted(self.options.items()),
+        )
+
+    def compile(self) -> None:
+        """Compile and load the machine code without running it."""
+        compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+        if compiled is not None and hasattr(compiled, "_init_handles"):
+            compiled._init_handles()
+
+
+def _kind(value: Any) -> Any:
+    """What the compiler looks at in an argument."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if isinstance(value, int):
+        return "int", value == 1, value % 16 == 0, value >= 2**31
+    return type(value)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A copy between the host's memory and the device's, in the order of the launches."""
+
+    target: torch.Tensor
+    source: torch.Tensor
+
+    def run(self) -> None:
+        self.target.copy_(self.source, non_blocking=True)
+
+
+class CudaTape:
+    """A finished recording; becomes a graph when it is first needed."""
+
+    def __init__(self, backend: "CudaBackend", steps: list[Launch | Transfer], keep: list[Any]):
+        self._backend, self.steps, self._keep = backend, steps, keep
+        self._graph: Any = None
+
+    def prepare(self) -> None:
+        """Compile what is not compiled yet and capture the graph. Nothing is executed."""
+        if self._graph is not None or not self._backend.graphs:
+            return
+        self._backend.compile([step for step in self.steps if isinstance(step, Launch)])
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(
+            graph, stream=self._backend.side_stream, capture_error_mode="thread_local"
+        ):
+            for step in self.steps:
+                step.run()
+        self._graph = graph
+
+    def replay(self) -> None:
+        """Start it; `CudaBackend.wait` tells when it is done."""
+        if self._backend.graphs:
+            self.prepare()
+            self._graph.replay()
+            return
+        for step in self.steps:
+            step.run()
+
+
+@dataclass
+class CudaRecorder:
+    """Collects launches. `rows` may be lowered before the last ops."""
+
+    owner: "CudaBackend"
+    rows: int
+    backend: str = "cuda"
+    steps: list[Launch | Transfer] = field(default_factory=list)
+    keep: list[Any] = field(default_factory=list)
+    prefers_prologue: bool = False
+
+    @property
+    def wide(self) -> bool:
+        """More rows than a verify window: kernels need not have the bits of those for few rows."""
+        return self.rows > EXACT_ROWS
+
+    @property
+    def row_block(self) -> int:
+        """The compiled row count that serves `rows`."""
+        assert not self.wide, self.rows
+        return next(block for block in ROW_BLOCKS if block >= self.rows)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Launches run one after the other."""
+        yield
+
+    def launch(
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        *args: Any,
+        num_warps: int = 4,
+        num_stages: int = 1,
+        **constants: Any,
+    ) -> None:
+        """Append `kernel[grid](*args, **constants)`."""
+        options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
+        self.steps.append(Launch(kernel, tuple(grid), args, options))
+
+    def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """At least `count` elements that every tape of the backend may use between its launches."""
+        return self.owner.scratch(name, count, dtype)
+
+    def pin(self, value: Any) -> Any:
+        """Keep something alive with the tape."""
+        self.keep.append(value)
+        return value
+
+    def receive(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Bring what the host wrote to the buffer's staging memory: its first `rows` (default: all of this run)."""
+        count = min(buffer.rows, self.rows) if rows is None else rows
+        host = self.owner.staging_tensor(buffer)
+        self.steps.append(Transfer(buffer.array[:count], host[:count]))
+
+    def deliver(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Bring the buffer's first rows to its staging memory."""
+        count = min(buffer.rows, self.rows) if rows is None else rows
+        host = self.owner.staging_tensor(buffer)
+        self.steps.append(Transfer(host[:count], buffer.array[:count]))
+
+    def finish(self) -> CudaTape:
+        return CudaTape(self.owner, self.steps, self.keep)
+
+
+class CudaBackend:
+    """Buffers and tapes on one GPU. One forward at a time."""
+
+    name = "cuda"
+    threads = 4  # that load weights
+
+    def __init__(
+        self, device: str = "cuda", *, wide_cache: bool = False, graphs: bool = True
+    ) -> None:
+        """`wide_cache`: keys and values are kept as float32 instead of float16. `graphs` False: every launch by itself.
+
+        Raises UnsupportedError without a usable GPU.
+        """
+        self.device = torch.device(device)
+        self.interpreted = self.device.type == "cpu"
+        if self.interpreted != bool(triton.knobs.runtime.interpret):
+            raise UnsupportedError(
+                f"device '{device}' needs Triton's interpreter {'on' if self.interpreted else 'off'}"
+            )
+        self.wide_cache = wide_cache
+        self.graphs = graphs and not self.interpreted
+        self.sms = 132
+        self.side_stream: Any = None
+        if not self.interpreted:
+            if not torch.cuda.is_available():
+                raise UnsupportedError("no CUDA device is available to torch")
+            torch.cuda.set_device(self.device)
+            self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+            self.side_stream = torch.cuda.Stream()
+        self._scratch: dict[str, torch.Tensor] = {}
+        self._staging: dict[int, torch.Tensor] = {}
+        self._compiled: set[Any] = set()
+
+    # ---- memory
+
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> torch.Tensor:
+        """Zeroed device memory."""
+        return torch.zeros(tuple(shape), dtype=_DTYPES[np.dtype(dtype)], device=self.device)
+
+    def address(self, array: torch.Tensor) -> int:
+        return array.data_ptr()
+
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        return array.clone()
+
+    def buffer(
+        self, rows: int, width: int, dtype: Any = np.float32, *, private: bool = False
+    ) -> Buffer:
+        """Zeroed memory of rows x width, each row 64-byte aligned; threads share it (`private` changes nothing)."""
+        item = np.dtype(dtype).itemsize
+        stride = -(-width * item // 64) * 64
+        tensor = self.zeros((rows, stride // item), dtype)
+        return Buffer(tensor[:, :width], tensor.data_ptr(), rows, width, stride)
+
+    def activation(
+        self, rows: int, width: int, *, quantised: bool, private: bool = False
+    ) -> Activation:
+        """Memory for the input of a matrix product; `quantised` adds the int8 form (width a multiple of 32).
+
+        A row of it: `width` int8 codes, a float32 scale per block of 32, float32 scale times sum of codes per block.
+        """
+        f32 = self.buffer(rows, width)
+        if not quantised:
+            return Activation(f32, None)
+        return Activation(f32, self.buffer(rows, width + 8 * (width // 32), np.uint8))
+
+    def upload(self, buffer: Buffer, values: NDArray[Any]) -> None:
+        """Fill a buffer from the host."""
+        source = torch.from_numpy(np.ascontiguousarray(values))
+        buffer.array.copy_(source)
+
+    def staging(self, buffer: Buffer) -> NDArray[Any]:
+        """The host's side of a buffer, which `Recorder.receive` and `deliver` copy from and to."""
+        host: NDArray[Any] = self.staging_tensor(buffer).numpy()
+        return host
+
+    def staging_tensor(self, buffer: Buffer) -> torch.Tensor:
+        if buffer.address not in self._staging:
+            shape, dtype = (buffer.rows, buffer.width), buffer.array.dtype
+            self._staging[buffer.address] = torch.zeros(
+                shape, dtype=dtype, pin_memory=not self.interpreted
+            )
+        return self._staging[buffer.address]
+
+    def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """At least `count` elements, shared by everything that asks for this name and type."""
+        key = f"{name} {dtype}"
+        found = self._scratch.get(key)
+        if found is None or found.numel() < count:
+            found = torch.zeros(count, dtype=dtype, device=self.device)
+            self._scratch[key] = found
+        return found
+
+    # ---- running
+
+    def recorder(self, rows: int) -> CudaRecorder:
+        return CudaRecorder(self, rows)
+
+    def compile(
+        self, launches: Iterable[Launch], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compile every variant that is new, several at a time; `progress(done, total)`."""
+        if self.interpreted:
+            return
+        fresh = {launch.variant: launch for launch in launches}
+        for known in self._compiled & fresh.keys():
+            del fresh[known]
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            jobs = [pool.submit(self._compile, launch) for launch in fresh.values()]
+            for done, job in enumerate(jobs, 1):
+                job.result()
+                if progress:
+                    progress(done, len(jobs))
+        self._compiled |= fresh.keys()
+
+    def _compile(self, launch: Launch) -> None:
+        torch.cuda.set_device(self.device)
+        launch.compile()
+
+    def prepare(
+        self, tapes: Iterable[CudaTape], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Compile and capture tapes ahead of use."""
+        tapes = list(tapes)
+        steps = (step for tape in tapes for step in tape.steps)
+        self.compile((step for step in steps if isinstance(step, Launch)), progress)
+        for tape in tapes:
+            tape.prepare()
+
+    def wait(self) -> None:
+        """Return when everything that was started is done; staging memory may be read and written then."""
+        if not self.interpreted:
+            torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Let go of graphs' shared memory. Idempotent."""
+        self._scratch.clear()
+        self._staging.clear()
