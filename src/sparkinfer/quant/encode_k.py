@@ -245,7 +245,8 @@ def _pack_q6_k(d: F32, scales: F32, codes: F32) -> U8:
 
 def _steps(values: F32, unit: F32, highest: int) -> F32:
     """Multiples of `unit` [n] nearest to values [n, groups], 0 .. highest."""
-    return np.clip(np.rint(values * _inverse(unit)[:, None]), 0, highest)
+    steps: F32 = np.clip(np.rint(values * _inverse(unit)[:, None]), 0, highest)
+    return steps
 
 
 def _half(values: npt.NDArray[np.floating]) -> F32:
