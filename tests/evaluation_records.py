@@ -35,7 +35,7 @@ def scope(**changes: Any) -> Scope:
         prompts={"chat": ("Why?",), "code": ("Sort a list.", "Reverse a list.")},
         metrics=(Metric("dflash_tps", "primary"), Metric("ar_tps")),
         tokens=64,
-        looks=(6, 10),
+        looks=(8, 12),
         guards=(Guard("target", (128,)),),
     )
     return replace(plain, **changes)
@@ -55,7 +55,7 @@ def evaluation(
     *,
     noise: float = 0.005,
     seed: int = 1,
-    blocks: int = 10,
+    blocks: int = 12,
     cells: Mapping[str, float] | None = None,
     guards: float = 1.0,
     scope_of: Scope | None = None,

@@ -1,0 +1,114 @@
+"""Which paths the steps took on each side and what a step cost: a change of either comes before any speed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkinfer.evaluation.record import PathShift, Sample
+
+SHIFT = 0.05  # share of steps; less is the planner's daily work
+NEW = 0.01  # a path that one side never takes and the other takes this often
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Tokens a step and milliseconds a step of both sides, means over the samples."""
+
+    cell: str
+    base_accept: float
+    candidate_accept: float
+    base_ms: float
+    candidate_ms: float
+
+    def sentence(self) -> str:
+        """What separates the two: acceptance, step cost or both."""
+        same = abs(self.candidate_accept / self.base_accept - 1) < 0.01
+        accepted = (
+            f"at equal acceptance ({self.base_accept:.3f} tokens a step)"
+            if same
+            else f"with {self.candidate_accept:.3f} against {self.base_accept:.3f} tokens a step"
+        )
+        change = self.candidate_ms / self.base_ms - 1
+        costs = f"{self.candidate_ms:.2f} ms against {self.base_ms:.2f} ms ({change:+.1%})"
+        return f"{self.cell}: {accepted}, a step costs {costs}"
+
+
+def path_shifts(samples: Iterable[Sample]) -> tuple[PathShift, ...]:
+    """Shares of every path in every metric and cell; changed ones first, the largest change before the others."""
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        if sum(sample.paths.values()) > 0:
+            groups.setdefault((sample.metric, sample.cell), []).append(sample)
+    shifts = [shift for key, group in groups.items() for shift in _group_shifts(*key, group)]
+    return tuple(
+        sorted(
+            shifts,
+            key=lambda s: (not s.changed, -abs(s.candidate - s.base), s.metric, s.cell, s.path),
+        )
+    )
+
+
+def _group_shifts(metric: str, cell: str, samples: Sequence[Sample]) -> list[PathShift]:
+    found = []
+    for path in sorted({path for sample in samples for path in sample.paths}):
+        base, candidate = (
+            [sample.paths.get(path, 0) / sum(sample.paths.values()) for sample in side]
+            for side in _sides(samples)
+        )
+        if not base or not candidate:
+            continue
+        pooled = [_pooled(side, path) for side in _sides(samples)]
+        found.append(PathShift(metric, cell, path, pooled[0], pooled[1], _differs(base, candidate)))
+    return found
+
+
+def _sides(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
+    base = [sample for sample in samples if sample.side == "base"]
+    return base, [sample for sample in samples if sample.side == "candidate"]
+
+
+def _pooled(samples: Sequence[Sample], path: str) -> float:
+    total = sum(sum(sample.paths.values()) for sample in samples)
+    return sum(sample.paths.get(path, 0) for sample in samples) / total
+
+
+def _differs(base: Sequence[float], candidate: Sequence[float]) -> bool:
+    """Whether no sample of one side has a share that the other side has too, and the gap matters."""
+    lower, upper = sorted((base, candidate), key=lambda shares: sum(shares) / len(shares))
+    if max(lower) >= min(upper):
+        return False
+    gap = sum(upper) / len(upper) - sum(lower) / len(lower)
+    return gap > SHIFT or (max(lower) == 0 and min(upper) >= NEW)
+
+
+def shift_sentence(shift: PathShift) -> str:
+    where = f"{shift.metric}, {shift.cell}"
+    shares = f"{shift.base:.1%} of the steps on base, {shift.candidate:.1%} on candidate"
+    return f"path mix changed in {where}: {shift.path} took {shares}"
+
+
+def step_costs(samples: Iterable[Sample], metric: str) -> tuple[StepCost, ...]:
+    """Acceptance and step cost by cell, where samples of both sides say how many tokens a step gave.
+
+    Milliseconds a step are 1000 * tokens a step / tokens a second.
+    """
+    cells: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample.metric == metric and not sample.guard and sample.accept:
+            cells.setdefault(sample.cell, []).append(sample)
+    costs = []
+    for cell, group in cells.items():
+        base, candidate = _sides(group)
+        if base and candidate:
+            accepts = [_mean(side, lambda s: s.accept or 0.0) for side in (base, candidate)]
+            ms = [
+                _mean(side, lambda s: 1000 * (s.accept or 0.0) / s.value)
+                for side in (base, candidate)
+            ]
+            costs.append(StepCost(cell, *accepts, *ms))
+    return tuple(costs)
+
+
+def _mean(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> float:
+    return float(np.mean([figure(sample) for sample in samples]))
