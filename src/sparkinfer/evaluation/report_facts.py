@@ -1,0 +1,378 @@
+"""What a report says, in plain text, whatever its form: rows, reasons and series derived from a record.
+
+Names, prompts and messages in a record come from outside. Nothing here is markup; a form escapes what it prints.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from sparkinfer.evaluation.keys import PublicKey
+from sparkinfer.evaluation.receipt import payload_of, receipt_id, statement_of
+from sparkinfer.evaluation.record import (
+    Build,
+    Correctness,
+    Effect,
+    Evaluation,
+    GuardState,
+    Judgement,
+    PathShift,
+    Sample,
+)
+
+NAMES = {
+    "dflash_tps": "DFlash",
+    "ar_tps": "AR",
+    "decode_tps": "decode",
+    "prefill_tps": "prefill",
+}
+PARTS = ("draft", "target", "sample", "rest")
+SIDES = ("base", "candidate")
+STATES: tuple[GuardState, ...] = ("failed", "open", "clear")
+LONGEST = 300
+# Two acceptances that differ by less than this share count as equal, two step costs by more as different.
+SAME_ACCEPTANCE, OTHER_COST = 0.01, 0.02
+
+
+def clean(text: object, longest: int = LONGEST) -> str:
+    """Return one line of printable characters: no control, direction or invisible ones, at most `longest`."""
+    words = " ".join(str(text).split())
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in words)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "\u2026"
+
+
+def name_of(metric: str) -> str:
+    """Return what a metric is called in a table."""
+    return NAMES.get(metric, metric)
+
+
+def percent(ratio: float, digits: int = 1) -> str:
+    """Return a ratio as a signed change in per cent, without the sign of per cent."""
+    shown = f"{100 * (ratio - 1):+.{digits}f}"
+    # A change that rounds to nothing has no sign.
+    return (shown[1:] if float(shown) == 0 else shown).replace("-", "\u2212")
+
+
+def change(effect: Effect) -> str:
+    """Return an effect with its interval: `0.914x (−8.6 %), 95 % interval −9.0 to −8.2 %`."""
+    point = f"{effect.point:.3f}x ({percent(effect.point)} %)"
+    if effect.low is None or effect.high is None:
+        return f"{point}, no interval: one figure a side"
+    level = f"{100 * effect.level:.1f}".rstrip("0").rstrip(".")
+    return f"{point}, {level} % interval {percent(effect.low)} to {percent(effect.high)} %"
+
+
+def rate(value: float, unit: str) -> str:
+    return f"{value:,.2f} {unit}"
+
+
+def title(evaluation: Evaluation) -> str:
+    """Return the report's subject: scope and both builds."""
+    base, candidate = evaluation.base.name, evaluation.candidate.name
+    return clean(f"{evaluation.scope.name}: {candidate} against {base}")
+
+
+def headline(judgement: Judgement) -> str:
+    """Return label and verdict."""
+    return f"{judgement.label or 'no label'}: {judgement.verdict}"
+
+
+def build_text(build: Build) -> str:
+    """Return a build's name with what identifies it."""
+    if build.kind == "none":
+        return "none yet"
+    known = {
+        "commit": build.sha,
+        "merged onto": build.merged_onto,
+        "tree": build.tree_sha,
+        "wheel": build.wheel_sha256,
+    }
+    told = [f"{name} {value[:12]}" for name, value in known.items() if value]
+    told += [f"{name}={value}" for name, value in sorted(build.options.items())]
+    return clean(f"{build.name} ({build.kind}{''.join(', ' + text for text in told)})")
+
+
+def mean_of(evaluation: Evaluation, metric: str, side: str) -> float | None:
+    """Return the geometric mean of a metric over cells, the mean of each cell first; None without samples."""
+    cells: dict[str, list[float]] = {}
+    for sample in evaluation.samples:
+        if (sample.metric, sample.side, sample.guard) == (metric, side, False):
+            cells.setdefault(sample.cell, []).append(sample.value)
+    return geometric_mean(geometric_mean(values) for values in cells.values()) if cells else None
+
+
+def accept_of(evaluation: Evaluation, side: str) -> float | None:
+    """Return tokens a step over all speculative samples of a side, weighted by their steps."""
+    counted = [
+        (s.tokens, s.tokens / s.accept)
+        for s in evaluation.samples
+        if s.side == side and s.accept and s.tokens and not s.guard
+    ]
+    steps = sum(step for _, step in counted)
+    return sum(tokens for tokens, _ in counted) / steps if steps else None
+
+
+def rows(
+    evaluation: Evaluation, judgement: Judgement, receipt: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    """Return the table's rows, each a name and plain text."""
+    unreplicated = " (from published single figures, not replicated)"
+    label = judgement.label or "none"
+    out = [
+        ("Label", label + (unreplicated if judgement.basis == "unreplicated" else "")),
+        ("Verdict", judgement.verdict),
+        *_rates(evaluation, judgement),
+        ("Mean accept", _sides(evaluation, accept_of, "{:.3f} tokens a step")),
+        *_accuracy_rows(evaluation),
+        ("Guards", guard_text(judgement)),
+        ("A/A run", aa_text(judgement)),
+        ("Receipt", receipt_text(receipt)),
+        ("Candidate", build_text(evaluation.candidate)),
+        ("Base", build_text(evaluation.base)),
+    ]
+    return [(name, text) for name, text in out if text]
+
+
+def _rates(evaluation: Evaluation, judgement: Judgement) -> list[tuple[str, str]]:
+    primary = evaluation.plan.primary
+    name = name_of(primary)
+    effect = judgement.primary
+    out = []
+    for side in reversed(SIDES):
+        value = getattr(effect, side) if effect else mean_of(evaluation, primary, side)
+        if value is not None:
+            unit = effect.unit if effect else "tok/s"
+            out.append((f"{side.capitalize()} {name}", rate(value, unit)))
+    if effect is not None:
+        out.append(("Speed-up", change(effect)))
+        if effect.mde is not None:
+            found = f"a change of {100 * effect.mde:.1f} % would be found in 4 of 5 evaluations"
+            out.append(("Resolution", f"{found}; {effect.n} blocks"))
+    if primary != "ar_tps":
+        out.append(("Candidate AR", _sides(evaluation, _ar, "{:,.2f} tok/s")))
+        out.append((f"{name} vs AR", _sides(evaluation, _against_ar, "{:.2f}x")))
+    return out
+
+
+def _ar(evaluation: Evaluation, side: str) -> float | None:
+    return mean_of(evaluation, "ar_tps", side)
+
+
+def _against_ar(evaluation: Evaluation, side: str) -> float | None:
+    plain, fast = _ar(evaluation, side), mean_of(evaluation, evaluation.plan.primary, side)
+    return fast / plain if plain and fast else None
+
+
+def _sides(evaluation: Evaluation, of: Any, form: str) -> str:
+    """Return `candidate (base x)` of a figure that both sides may have; empty where neither has."""
+    candidate, base = of(evaluation, "candidate"), of(evaluation, "base")
+    if candidate is None:
+        return f"not measured (base {form.format(base)})" if base is not None else ""
+    return form.format(candidate) + (f" (base {form.format(base)})" if base is not None else "")
+
+
+def accuracy(evaluation: Evaluation, side: str = "candidate") -> list[tuple[str, bool, str]]:
+    """Return each check of a side: name, passed, and how it came out over its cells."""
+    checks: dict[str, list[Correctness]] = {}
+    for one in evaluation.correctness:
+        if one.side == side:
+            checks.setdefault(one.check, []).append(one)
+    return [(check, all(c.passed for c in many), _outcome(many)) for check, many in checks.items()]
+
+
+def _outcome(many: Sequence[Correctness]) -> str:
+    failed = [one for one in many if not one.passed]
+    if failed:
+        return f"{len(failed)} of {len(many)} failed; {failed[0].cell}: {clean(failed[0].detail)}"
+    if len(many) == 1:
+        return clean(many[0].detail)
+    return f"{len(many)} of {len(many)} passed; " + "; ".join(
+        f"{one.cell}: {clean(one.detail, 80)}" for one in many[:4]
+    )
+
+
+def _accuracy_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """The original's accuracy line first: SPEC_AGREE with its share, then every other check."""
+    out = []
+    for check, passed, text in accuracy(evaluation):
+        named = check.upper() if check.lower() == "spec_agree" else check
+        out.append((f"Accuracy, {named}", f"{'PASS' if passed else 'FAIL'}: {text}"))
+    return out or [("Accuracy", "not checked")]
+
+
+def guard_text(judgement: Judgement) -> str:
+    """Return how the guards came out, the worst of them by name."""
+    guards = [effect for effect in judgement.effects if effect.guard]
+    if not guards:
+        return "none"
+    states = [effect.state for effect in guards]
+    worst = min(guards, key=lambda effect: effect.low if effect.low is not None else effect.point)
+    counts = [f"{states.count(state)} {state}" for state in STATES]
+    told = ", ".join(text for text in counts if not text.startswith("0 ")) or f"{len(guards)} read"
+    return f"{told}; lowest: {worst.cell} {name_of(worst.metric)} {change(worst)}"
+
+
+def aa_text(judgement: Judgement) -> str:
+    """Return what the base against itself gave."""
+    if judgement.aa_ok is None:
+        return "not made"
+    found = f": {change(judgement.aa)}" if judgement.aa is not None else ""
+    return ("no difference of the base to itself" if judgement.aa_ok else "FAILED") + found
+
+
+def receipt_text(receipt: Mapping[str, Any] | None) -> str:
+    """Return the receipt's id, level of assurance and key; empty without one."""
+    if receipt is None:
+        return ""
+    predicate = statement_of(payload_of(receipt))["predicate"]
+    key = PublicKey.from_hex(predicate["signer"]["ed25519"]).fingerprint
+    return f"{receipt_id(receipt)} ({predicate['assurance']['level']}, key {key[:16]})"
+
+
+def path_lines(judgement: Judgement) -> list[str]:
+    """Return one line for each path whose share of steps changed."""
+    return [path_line(shift) for shift in judgement.path_mix if shift.changed]
+
+
+def path_line(shift: PathShift) -> str:
+    where = f"{shift.cell}, {name_of(shift.metric)}"
+    return (
+        f"{where}: {shift.path} {100 * shift.base:.0f} % to {100 * shift.candidate:.0f} % of steps"
+    )
+
+
+def cell_effects(judgement: Judgement, *, guard: bool) -> list[Effect]:
+    return [effect for effect in judgement.effects if effect.guard == guard]
+
+
+def block_changes(evaluation: Evaluation, metric: str, cell: str) -> list[tuple[int, float]]:
+    """Return, for each block, its number and the change in per cent: mean logarithms, candidate less base.
+
+    `cell` "all" is the mean over the cells that the block has on both sides.
+    """
+    logs: dict[tuple[int, str], dict[str, list[float]]] = {}
+    for s in evaluation.samples:
+        if s.metric == metric and not s.guard and cell in ("all", s.cell):
+            logs.setdefault((s.block, s.cell), {}).setdefault(s.side, []).append(math.log(s.value))
+    blocks: dict[int, list[float]] = {}
+    for (block, _), sides in logs.items():
+        if len(sides) == 2:
+            blocks.setdefault(block, []).append(fmean(sides["candidate"]) - fmean(sides["base"]))
+    return [(block, 100 * math.expm1(fmean(many))) for block, many in sorted(blocks.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Mean milliseconds of a step of one side in one cell, by part; `parts` has one entry where no split is known."""
+
+    cell: str
+    side: str
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def step_costs(evaluation: Evaluation) -> list[StepCost]:
+    """Return what a step costs: as measured by part, else from the rate and the tokens a step."""
+    out = []
+    primary = [s for s in evaluation.samples if s.metric == evaluation.plan.primary and not s.guard]
+    for cell in dict.fromkeys(s.cell for s in primary):
+        for side in SIDES:
+            mine = [s for s in primary if (s.cell, s.side) == (cell, side)]
+            parts = _step_parts(mine)
+            if parts:
+                out.append(StepCost(cell, side, parts))
+    return out
+
+
+def _step_parts(samples: Iterable[Sample]) -> dict[str, float]:
+    samples = list(samples)
+    split = [s.step_ms for s in samples if s.step_ms is not None]
+    if split:
+        return {part: fmean(getattr(one, part) for one in split) for part in PARTS}
+    whole = [1e3 * s.accept / s.value for s in samples if s.accept]
+    return {"step": fmean(whole)} if whole else {}
+
+
+def acceptance(evaluation: Evaluation) -> dict[tuple[str, str], list[float]]:
+    """Return tokens a step of every run by (cell, side), in the order of the run."""
+    out: dict[tuple[str, str], list[float]] = {}
+    for s in sorted(evaluation.samples, key=lambda s: (s.block, s.slot)):
+        if s.accept is not None and not s.guard:
+            out.setdefault((s.cell, s.side), []).append(s.accept)
+    return out
+
+
+def path_shares(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]]]:
+    """Return cell, side and each path's share of the primary metric's steps, per cent."""
+    steps: dict[tuple[str, str], dict[str, int]] = {}
+    for s in evaluation.samples:
+        if s.metric == evaluation.plan.primary and not s.guard:
+            mine = steps.setdefault((s.cell, s.side), {})
+            for path, count in s.paths.items():
+                mine[path] = mine.get(path, 0) + count
+    shares = []
+    for (cell, side), paths in sorted(steps.items()):
+        total = sum(paths.values())
+        if total:
+            shares.append((cell, side, {p: 100 * n / total for p, n in sorted(paths.items())}))
+    return shares
+
+
+def disagreement(one: Evaluation, other: Evaluation) -> list[str]:
+    """Return in words where two evaluations of one change differ: rate, acceptance, cost of a step.
+
+    A step's cost is derived: tokens a step over tokens a second. Raises: nothing; cells that only one of the two has
+    are left out.
+    """
+    lines = []
+    for cell in dict.fromkeys(s.cell for s in one.samples if not s.guard):
+        pair = [_cell_figures(evaluation, cell) for evaluation in (one, other)]
+        if all(figures is not None for figures in pair):
+            lines += _differences(cell, clean(one.id), clean(other.id), *pair)  # type: ignore[arg-type]
+    return lines
+
+
+Figures = dict[str, tuple[float, float]]  # by side: tokens a second, tokens a step
+
+
+def _cell_figures(evaluation: Evaluation, cell: str) -> Figures | None:
+    found: Figures = {}
+    for side in SIDES:
+        mine = [
+            (s.value, s.accept)
+            for s in evaluation.samples
+            if (s.metric, s.cell, s.side, s.guard) == (evaluation.plan.primary, cell, side, False)
+            and s.accept
+        ]
+        if not mine:
+            return None
+        found[side] = (geometric_mean(v for v, _ in mine), fmean(a for _, a in mine if a))
+    return found
+
+
+def _differences(cell: str, one: str, other: str, a: Figures, b: Figures) -> list[str]:
+    changes = [figures["candidate"][0] / figures["base"][0] for figures in (a, b)]
+    lines = [
+        f"{cell}: {one} has {percent(changes[0])} %, {other} {percent(changes[1])} % for this change."
+    ]
+    for side in SIDES:
+        (rate_a, accept_a), (rate_b, accept_b) = a[side], b[side]
+        cost_a, cost_b = 1e3 * accept_a / rate_a, 1e3 * accept_b / rate_b
+        same = abs(accept_a / accept_b - 1) < SAME_ACCEPTANCE
+        accept = f"both accept {accept_a:.3f}" if same else f"{accept_a:.3f} and {accept_b:.3f}"
+        lines.append(
+            f"{cell}, {side}: {accept} tokens a step; a step costs {cost_a:.2f} and {cost_b:.2f} ms "
+            f"({percent(cost_b / cost_a, 0)} %)."
+        )
+    equal = all(abs(a[s][1] / b[s][1] - 1) < SAME_ACCEPTANCE for s in SIDES)
+    dearer = [s for s in SIDES if abs((b[s][1] / b[s][0]) / (a[s][1] / a[s][0]) - 1) > OTHER_COST]
+    if equal and dearer:
+        lines.append(
+            f"{cell}: acceptance is equal, so the two differ in what a step costs, not in what is accepted."
+        )
+    return lines
