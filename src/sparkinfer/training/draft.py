@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sparkinfer.training.attention import BlockAttention
 from sparkinfer.training.config import DraftShape
-from sparkinfer.training.target import TorchTarget, rms_norm, rope_table, rotate
+from sparkinfer.training.target import Layer, TorchTarget, rms_norm, rope_table, rotate
 
 
 class DraftLayer(nn.Module):
@@ -143,6 +143,8 @@ def start_from_target(draft: DraftModel, target: TorchTarget, sources: tuple[int
 
 def _copy_layer(layer: DraftLayer, target: TorchTarget, source: int) -> None:
     c, s, own = target.config, layer.shape, target.layers[source]
+    if not isinstance(own, Layer):
+        return  # a hybrid layer computes something else: nothing of it carries over
     layer.input_layernorm.copy_(own.attn_norm.float())
     layer.post_attention_layernorm.copy_(own.ffn_norm.float())
     if (c.heads, c.kv_heads, c.head_size) == (s.heads, s.kv_heads, s.head_size):

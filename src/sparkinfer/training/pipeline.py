@@ -17,6 +17,7 @@ from torch import Tensor
 from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import DeviceError, RequestError
 from sparkinfer.gguf import open_gguf
+from sparkinfer.models.config import ModelConfig
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
 from sparkinfer.training.corpus import Batches, Corpus, write_conversations
@@ -201,7 +202,7 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
     c = setting.target.config
     return DraftShape(
         n_embd=c.n_embd,
-        n_ff=job.width or c.n_ff,
+        n_ff=job.width or c.n_ff or _used_width(c),
         layers=job.layers,
         heads=c.heads,
         kv_heads=c.kv_heads,
@@ -219,6 +220,12 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
         vocabulary=job.vocabulary if job.vocabulary < c.n_vocab else 0,
         markov_rank=job.markov_rank,
     )
+
+
+def _used_width(config: ModelConfig) -> int:
+    """The feed-forward width that a token meets in a model with experts."""
+    moe = config.moe
+    return moe.shared + moe.used * moe.width if moe else 0
 
 
 def mask_token(tokenizer: Tokenizer) -> int:

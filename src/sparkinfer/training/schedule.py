@@ -57,6 +57,11 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
         return rate
 
+    def forget(self) -> None:
+        """Drop gradients of a step that was not finished."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def state(self) -> list[dict[str, object]]:
         return [part.state_dict() for part in self.parts]
 
@@ -65,5 +70,9 @@ class Optimiser:
             part.load_state_dict(state)
 
 
+# Tables, and small matrices that decide instead of mixing: Muon would give every direction of theirs the same weight.
+_NOT_MIXING = ("markov", "embedding", "router", "conv", "alpha", "beta", "own_head")
+
+
 def _is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 2 and not name.startswith("markov")
+    return parameter.ndim == 2 and not any(part in name for part in _NOT_MIXING)

@@ -1,8 +1,11 @@
-"""TorchTarget: a model of the llama or qwen3 kind in plain torch, with the weights that will be served."""
+"""TorchTarget: a model in plain torch, with the weights that will be served. The llama and qwen3 kinds are here, the
+hybrid ones in `hybrid`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,6 +107,8 @@ class Layer(nn.Module):
 class TorchTarget(nn.Module):
     """The frozen target. Features are its residual stream after chosen layers, before the final norm."""
 
+    recordable = True  # `graph_writer` knows how to record its step
+
     def __init__(
         self, config: ModelConfig, tensors: dict[str, Tensor], layers: list[Layer]
     ) -> None:
@@ -127,6 +132,10 @@ class TorchTarget(nn.Module):
         for layer in self.layers:
             layer.compile_append()
 
+    def new_cache(self, rows: int, length: int) -> Any:
+        """What `step` needs of `rows` sequences of up to `length` tokens in lock step."""
+        return KeyValues(self, rows, length)
+
     @torch.no_grad()
     def features(
         self, tokens: Tensor, taps: Sequence[int], *, final: bool = False
@@ -137,7 +146,7 @@ class TorchTarget(nn.Module):
         """
         c = self.config
         cos, sin = rope_table(
-            c.head_size, c.rope_base, torch.arange(tokens.shape[1], device=self.device)
+            c.rotated, c.rope_base, torch.arange(tokens.shape[1], device=self.device)
         )
         x = F.embedding(tokens, self.embedding)
         kept: dict[int, Tensor] = {}
@@ -150,7 +159,7 @@ class TorchTarget(nn.Module):
         return streams, rms_norm(x, self.output_norm, c.eps) if final else None
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, cache: KeyValues, position: int) -> Tensor:
+    def step(self, tokens: Tensor, cache: Any, position: int) -> Tensor:
         """Logits [b, n_vocab] after one token of every row at `position`."""
         c = self.config
         place = torch.full((1,), position, device=self.device)
@@ -171,10 +180,15 @@ class TorchTarget(nn.Module):
 def load_torch_target(
     file: GGUFFile, device: str | torch.device, dtype: torch.dtype
 ) -> TorchTarget:
-    """Read a model of the llama or qwen3 kind. Raises UnsupportedError for any other kind."""
+    """Read a target. Raises UnsupportedError for a kind that is not supported."""
+    from sparkinfer.training import hybrid, hybrid_weights  # these build on this module
+
+    if file.architecture in hybrid.KINDS:
+        return hybrid_weights.load_hybrid(file, device, dtype)
     if file.architecture not in KINDS:
+        accepted = ", ".join((*KINDS, *hybrid.KINDS))
         raise UnsupportedError(
-            f"cannot train a draft for a {file.architecture} target yet; accepted: {', '.join(KINDS)}"
+            f"cannot train a draft for a {file.architecture} target; accepted: {accepted}"
         )
     config = read_config(file)
     if config.rotated != config.head_size:
@@ -183,7 +197,7 @@ def load_torch_target(
         )
     if "rope_freqs.weight" in file.tensors:
         raise UnsupportedError("rope_freqs.weight: scaled rotations are not supported in training")
-    read = _Reader(file, device, dtype)
+    read = WeightReader(file, device, dtype)
     layers = [_layer(read, config, f"blk.{index}.") for index in range(config.n_layers)]
     embedding = read("token_embd.weight")
     tensors = {
@@ -194,7 +208,7 @@ def load_torch_target(
     return TorchTarget(config, tensors, layers).eval()
 
 
-class _Reader:
+class WeightReader:
     """Tensors of a file as torch tensors, in row-major order."""
 
     def __init__(self, file: GGUFFile, device: str | torch.device, dtype: torch.dtype) -> None:
@@ -209,7 +223,7 @@ class _Reader:
         return tensor.to(self.device, self.dtype)
 
 
-def _layer(read: _Reader, config: ModelConfig, prefix: str) -> Layer:
+def _layer(read: WeightReader, config: ModelConfig, prefix: str) -> Layer:
     q, k = read(prefix + "attn_q.weight"), read(prefix + "attn_k.weight")
     if config.architecture == "llama":
         q, k = _halves(q, config.head_size), _halves(k, config.head_size)

@@ -214,11 +214,11 @@ def output_head(target: TorchTarget, draft_ids: Tensor | None) -> tuple[Tensor, 
     return target.head[draft_ids].contiguous(), index
 
 
-def average_gradients(draft: DraftModel) -> None:
+def average_gradients(model: torch.nn.Module) -> None:
     """Average over all processes, in one exchange; nothing to do for a single one."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    gradients = [p.grad for p in draft.parameters() if p.grad is not None]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
