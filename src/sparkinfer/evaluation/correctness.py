@@ -76,21 +76,23 @@ def _order(
     }
 
 
-def teach_orders(questions: Sequence[Question], base: Run) -> list[dict[str, Any]]:
-    """Return the orders that ask for log-probabilities along the base's plain answers."""
+def teach_orders(questions: Sequence[Question], base: Run | None = None) -> list[dict[str, Any]]:
+    """Return the orders that ask for log-probabilities along the base's plain answers.
+
+    `base` None is for the base itself: along what it has answered before in the same process.
+    """
     orders = []
     for question in questions:
-        answer = base.results[question.key("plain")]["tokens"][:TAUGHT]
-        orders.append(
-            {
-                "kind": "teach",
-                "id": question.key("taught"),
-                "prompt": list(question.prompt),
-                "answer": answer,
-                "places": list(range(len(answer))),
-                "options": {"temperature": 0.0, "logprobs": TAUGHT_TOP, "speculate": False},
-            }
-        )
+        key = question.key("plain")
+        order: dict[str, Any] = {
+            "kind": "teach",
+            "id": question.key("taught"),
+            "prompt": list(question.prompt),
+            "count": TAUGHT,
+            "options": {"temperature": 0.0, "logprobs": TAUGHT_TOP, "speculate": False},
+        }
+        order |= {"answer_of": key} if base is None else {"answer": base.results[key]["tokens"]}
+        orders.append(order)
     return orders
 
 
@@ -139,11 +141,11 @@ def _differing_part(plain: Answer, draft: Answer) -> str:
 
 
 def check_same_model(
-    questions: Sequence[Question], base: Run, candidate: Run, taught: tuple[Run, Run], bars: Bars
+    questions: Sequence[Question], base: Run, candidate: Run, bars: Bars
 ) -> list[Correctness]:
     """Compare the candidate with the base: log-probabilities along the base's answers, and its own answers.
 
-    Answers may part at a near-tie: where the base's two tokens are closer than the sides' log-probabilities differ anyway.
+    Answers may part at a near-tie: the base's two tokens are closer than the sides' log-probabilities differ anyway.
     """
     found = []
     for cell, mine in _by_cell(questions).items():
@@ -151,7 +153,8 @@ def check_same_model(
             pair
             for question in mine
             for pair in zip(
-                *(run.results[question.key("taught")]["rows"] for run in taught), strict=True
+                *(run.results[question.key("taught")]["rows"] for run in (base, candidate)),
+                strict=True,
             )
         ]
         numbers = compare_rows(rows)
@@ -229,7 +232,7 @@ def _gap(base: Answer, candidate: Answer, place: int | None) -> float | None:
     if place is None or place >= both:
         return None
     _, own, top = base["logprobs"][place]
-    listed = {token: value for token, value in top}
+    listed: dict[int, float] = dict(top)
     other = listed.get(candidate["tokens"][place])
     return None if other is None else max(0.0, own - other)
 

@@ -90,9 +90,13 @@ def _carry_out(orders: Mapping[str, Any], lines: Lines) -> None:
         lines.write("loaded", seconds=seconds, phases=phases.seconds(), **_facts(package, engine))
         if orders.get("drafting") and _speculation(engine).startswith("off"):
             raise TooOldError(f"speculation is {_speculation(engine)}; the scope needs a draft")
+        answers: dict[str, list[int]] = {}
         for order in orders["do"]:
             lines.write("start", id=order["id"])
+            if "answer_of" in order:  # what this process itself has said
+                order["answer"] = answers[order["answer_of"]]
             done = _KINDS[order["kind"]](engine, order)
+            answers[order["id"]] = done.get("tokens", [])
             lines.write("done", id=order["id"], **done)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
     lines.write("bye", peak_rss=peak * 1024)
@@ -173,10 +177,13 @@ def _request(engine: Any, order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _teach(engine: Any, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the best log-probabilities after each prefix of a given answer, whatever the build would say."""
+    """Return the best log-probabilities after each prefix of a given answer, whatever the build would say.
+
+    The prefixes have 0 to `count` - 1 tokens of the answer, fewer where it is shorter.
+    """
     prompt, answer, rows = order["prompt"], order["answer"], []
     options = _options(engine, {**order["options"], "max_tokens": 1, "reuse_prefix": True})
-    for place in order["places"]:
+    for place in range(min(order["count"], len(answer))):
         result = engine.stream([*prompt, *answer[:place]], **options).result
         rows.append(_logprob(result.logprobs[0]))
     return {"rows": rows}

@@ -1,0 +1,174 @@
+"""What both sides read: model files by digest, prompts as text and as the base's tokens."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkinfer.errors import MissingFileError, OptionError
+from sparkinfer.evaluation import codec
+from sparkinfer.evaluation.correctness import Question, questions_of
+from sparkinfer.evaluation.guards import context_text, guard_tasks
+from sparkinfer.evaluation.process import Run
+from sparkinfer.evaluation.record import Guard, InputFile, Scope
+from sparkinfer.evaluation.tasks import Task, cell_tasks, needed_context
+
+Report = Callable[[str, int, int], None]
+_BLOCK = 1 << 24
+_CONTEXT_ID = "texts/context"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The model and draft files on this machine; `guards` by the name that the scope's guards use."""
+
+    model: Path
+    draft: Path | None = None
+    guards: Mapping[str, Path] = field(default_factory=dict)
+
+    def of_guard(self, guard: Guard) -> Path:
+        """Return the guard's model: the target itself unless the guard has a file of its own."""
+        return self.guards.get(guard.model, self.model)
+
+    def bytes(self) -> int:
+        """Return the size of the largest model and the draft together."""
+        largest = max(_size(path) for path in (self.model, *self.guards.values()))
+        return largest + (_size(self.draft) if self.draft else 0)
+
+    def inputs(self, scope: Scope, report: Report) -> dict[str, InputFile]:
+        """Return every file by its role, with its SHA-256. Raises: MissingFileError."""
+        found = {"model": _input(self.model, report)}
+        if self.draft is not None:
+            found["draft"] = _input(self.draft, report)
+        for name, path in self.guards.items():
+            found[name] = _input(path, report)
+        content = codec.canonical(scope.prompts)
+        digest = hashlib.sha256(content).hexdigest()
+        found["prompts"] = InputFile(f"prompts of scope {scope.name}", digest, len(content))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests that one process answers: those of one model."""
+
+    model: Path
+    tasks: tuple[Task, ...]
+    context: int
+    primary: bool  # the target: its process has the primary cells
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The base's tokens of every prompt: by cell, and of each model's context text."""
+
+    cells: Mapping[str, tuple[tuple[int, ...], ...]]
+    contexts: Mapping[Path, tuple[int, ...]]
+
+    def questions(self) -> list[Question]:
+        return questions_of(self.cells)
+
+    def groups(self, scope: Scope, files: Files, *, guards: bool) -> list[Group]:
+        """Return what each process of a slot has to do, the target's first."""
+        tasks: dict[Path, list[Task]] = {files.model: cell_tasks(scope, self.cells)}
+        for guard in scope.guards if guards else ():
+            path = files.of_guard(guard)
+            tasks.setdefault(path, []).extend(guard_tasks(guard, self.contexts[path]))
+        # The context is that of the whole scope, so that the A/A part has the same state as the rest.
+        every = self._all_tasks(scope, files)
+        return [
+            Group(path, tuple(mine), needed_context(every[path]), path == files.model)
+            for path, mine in tasks.items()
+        ]
+
+    def _all_tasks(self, scope: Scope, files: Files) -> dict[Path, list[Task]]:
+        tasks: dict[Path, list[Task]] = {files.model: cell_tasks(scope, self.cells)}
+        for guard in scope.guards:
+            path = files.of_guard(guard)
+            tasks.setdefault(path, []).extend(guard_tasks(guard, self.contexts[path]))
+        return tasks
+
+
+def longest_contexts(scope: Scope, files: Files) -> dict[Path, int]:
+    """Return model -> the longest context that is measured with it, 0 for none."""
+    found = {files.model: max(scope.contexts, default=0)}
+    for guard in scope.guards:
+        path = files.of_guard(guard)
+        found[path] = max(found.get(path, 0), *guard.contexts)
+    return found
+
+
+def encode_orders(scope: Scope, seed: int, longest: int, *, primary: bool) -> list[dict[str, Any]]:
+    """Return the orders for the tokens of the scope's prompts and of a text of at least `longest` tokens."""
+    orders: list[dict[str, Any]] = []
+    for domain, texts in scope.prompts.items() if primary else ():
+        orders.append({"kind": "encode", "id": domain, "texts": list(texts), "chat": True})
+    text = context_text(seed, longest)  # a word has at least one token
+    orders.append({"kind": "encode", "id": _CONTEXT_ID, "texts": [text], "chat": False})
+    return orders
+
+
+def encoded(run: Run, name: str) -> list[list[int]]:
+    """Return the tokens of the texts that were asked for under this name."""
+    ids: list[list[int]] = run.results[name]["ids"]
+    return ids
+
+
+def make_prompts(scope: Scope, files: Files, runs: Mapping[Path, Run]) -> Prompts:
+    """Return the tokens of all prompts as the base's processes gave them, one per model.
+
+    Raises: OptionError where a text is too short for a context.
+    """
+    contexts: dict[Path, tuple[int, ...]] = {}
+    for path, length in longest_contexts(scope, files).items():
+        ids = encoded(runs[path], _CONTEXT_ID)[0]
+        if len(ids) < length:
+            raise OptionError(f"{len(ids)} tokens of text for a context of {length}")
+        contexts[path] = tuple(ids[:length])
+    target = runs[files.model]
+    cells = {
+        domain: tuple(tuple(ids) for ids in encoded(target, domain)) for domain in scope.prompts
+    }
+    for context in scope.contexts:
+        cells[f"ctx {context}"] = (contexts[files.model][:context],)
+    return Prompts(cells, contexts)
+
+
+def all_ids(scope: Scope, run: Run) -> list[list[int]]:
+    """Return the tokens of every text in one order, to compare sides."""
+    names = [*scope.prompts, _CONTEXT_ID]
+    return [ids for name in names for ids in encoded(run, name)]
+
+
+def _input(path: Path, report: Report) -> InputFile:
+    size, done, total = _size(path), 0, hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                total.update(block)
+                done += len(block)
+                report(f"hashing {path.name}", done, size)
+    except IsADirectoryError:
+        return _folder(path)
+    return InputFile(path.name, total.hexdigest(), size)
+
+
+def _folder(path: Path) -> InputFile:
+    """A draft may be a folder: the digest is over its files' names and digests."""
+    files = sorted(item for item in path.rglob("*") if item.is_file())
+    total = hashlib.sha256()
+    for file in files:
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        total.update(f"{file.relative_to(path).as_posix()} {content}\n".encode())
+    return InputFile(path.name, total.hexdigest(), _size(path))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files of a folder. Raises: MissingFileError."""
+    try:
+        if path.is_dir():
+            return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+        return path.stat().st_size
+    except OSError as error:
+        raise MissingFileError(f"cannot read {path}: {error.strerror}") from error
