@@ -15,11 +15,11 @@ from sparkinfer.evaluation.record import (
     InputFile,
     Metric,
     OneTime,
-    Plan,
     Sample,
     Scope,
     StepMs,
 )
+from sparkinfer.evaluation.schedule import aa_blocks, make_plan
 
 SPEED = {"dflash_tps": 300.0, "ar_tps": 200.0, "decode_tps": 180.0, "prefill_tps": 900.0}
 FILE = InputFile("tiny.gguf", "ab" * 32, 1000)
@@ -41,15 +41,6 @@ def scope(**changes: Any) -> Scope:
     return replace(plain, **changes)
 
 
-def orders(seed: int, blocks: int) -> tuple[tuple[Any, ...], ...]:
-    coins = np.random.default_rng(seed).integers(0, 2, blocks)
-    pair = (
-        ("base", "candidate", "candidate", "base"),
-        ("candidate", "base", "base", "candidate"),
-    )
-    return tuple(pair[coin] for coin in coins)
-
-
 def evaluation(
     speed_up: float = 1.0,
     *,
@@ -67,9 +58,7 @@ def evaluation(
     """
     chosen = scope_of or scope()
     random = np.random.default_rng(seed)
-    plan = Plan(
-        seed, orders(seed, chosen.blocks), chosen.looks, chosen.delta, chosen.alpha, "dflash_tps", 8
-    )
+    plan = make_plan(chosen, seed)
     factors = dict.fromkeys(chosen.cells, speed_up) | dict(cells or {})
     samples = [
         _sample(block, slot, side, metric, cell, guard, factor, noise, random)
@@ -79,8 +68,8 @@ def evaluation(
     ]
     aa = [
         _sample(block, slot, side, metric, cell, guard, 1.0, noise, random)
-        for block in range(chosen.aa_blocks)
-        for slot, side in enumerate(("a1", "a2", "a2", "a1"))
+        for block, order in enumerate(aa_blocks(seed, chosen.aa_blocks))
+        for slot, side in enumerate(order)
         for metric, cell, guard, _ in _figures(chosen, factors, guards)
     ]
     correct = tuple(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sparkinfer.evaluation import schedule
 from sparkinfer.evaluation.record import Bars, Correctness, Evaluation, Verdict
 
 
@@ -36,7 +37,9 @@ def stopped(evaluation: Evaluation) -> Stop | None:
     if failures:
         reasons = tuple(f"{e.side or 'a side'} failed, {e.stage}: {e.message}" for e in failures)
         return Stop("INVALID", reasons, any(e.side == "candidate" for e in failures))
-    contradictions = _plan_against_scope(evaluation) + _samples_against_plan(evaluation)
+    contradictions = (
+        _plan_against_scope(evaluation) + _plan_against_seed(evaluation) + _against_plan(evaluation)
+    )
     return Stop("INVALID", tuple(contradictions)) if contradictions else None
 
 
@@ -55,7 +58,22 @@ def _plan_against_scope(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _samples_against_plan(evaluation: Evaluation) -> list[str]:
+def _plan_against_seed(evaluation: Evaluation) -> list[str]:
+    """An order that somebody chose would favour a side on a machine that drifts."""
+    plan, scope = evaluation.plan, evaluation.scope
+    if evaluation.source == "published":
+        return []
+    if plan.blocks != schedule.blocks(plan.seed, len(plan.blocks)):
+        return [f"the plan's order is not the one that its seed {plan.seed} gives"]
+    coins = schedule.aa_blocks(plan.seed, scope.aa_blocks)
+    for number, sample in enumerate(evaluation.aa):
+        order = coins[sample.block] if sample.block < len(coins) else ()
+        if sample.slot >= len(order) or order[sample.slot] != sample.side:
+            return [f"aa sample {number} is not in the order that the seed {plan.seed} gives"]
+    return []
+
+
+def _against_plan(evaluation: Evaluation) -> list[str]:
     """Samples out of the announced order, in unknown cells, or after a gap."""
     blocks = evaluation.plan.blocks
     for number, sample in enumerate(evaluation.samples):

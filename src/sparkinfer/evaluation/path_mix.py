@@ -29,7 +29,7 @@ class StepCost:
             if same
             else f"with {self.candidate_accept:.3f} against {self.base_accept:.3f} tokens a step"
         )
-        change = self.candidate_ms / self.base_ms - 1
+        change = round(self.candidate_ms / self.base_ms - 1, 3) + 0.0  # no "-0.0%"
         costs = f"{self.candidate_ms:.2f} ms against {self.base_ms:.2f} ms ({change:+.1%})"
         return f"{self.cell}: {accepted}, a step costs {costs}"
 
@@ -108,6 +108,15 @@ def step_costs(samples: Iterable[Sample], metric: str) -> tuple[StepCost, ...]:
             ]
             costs.append(StepCost(cell, *accepts, *ms))
     return tuple(costs)
+
+
+def whole_cost(costs: Sequence[StepCost]) -> StepCost | None:
+    """The mean over cells, each with the same weight; None if there are none."""
+    if not costs:
+        return None
+    names = ("base_accept", "candidate_accept", "base_ms", "candidate_ms")
+    means = [float(np.mean([getattr(cost, name) for cost in costs])) for name in names]
+    return StepCost("all", *means) if len(costs) > 1 else costs[0]
 
 
 def _mean(samples: Sequence[Sample], figure: Callable[[Sample], float]) -> float:

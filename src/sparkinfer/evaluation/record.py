@@ -40,7 +40,10 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Rates of a model at these contexts that a change may not lower; cells are named `<model> ctx <n>`."""
+    """Rates of a model at these contexts that a change may not lower; cells are named `<model> ctx <n>`.
+
+    `model` "target" is the scope's own.
+    """
 
     model: str
     contexts: tuple[int, ...]
@@ -72,6 +75,7 @@ class Bars:
 class Scope:
     """What is evaluated and how long. A campaign is one such record (scope.py has a table and reads files).
 
+    `target` and `draft` are names; "auto" is the draft that comes with the package, None plain decoding only.
     `prompts` by domain; a cell of the primary metric is a domain, or `ctx <n>` for each of `contexts`. `tokens` are
     generated per prompt after `warmup` unmeasured ones. `blocks` is the greatest number of ABBA blocks, `looks` the
     numbers after which the evaluation may stop. `delta` is the least relevant change (0.01: 1 %), `alpha` the
@@ -82,11 +86,11 @@ class Scope:
     title: str
     device: str
     target: str
-    draft: str | None
     prompts: Mapping[str, tuple[str, ...]]
     metrics: tuple[Metric, ...]
     tokens: int
     looks: tuple[int, ...]
+    draft: str | None = None
     contexts: tuple[int, ...] = ()
     guards: tuple[Guard, ...] = ()
     warmup: int = 16
@@ -288,9 +292,10 @@ class Effect:
     """Candidate over base of one metric in one cell; `cell` "all" is the mean of the logarithms over cells.
 
     Ratios are 1 for no change. `low`, `high`: the interval that was decided on, None where there is none. `level`: its
-    confidence. `p`: two-sided, `p_holm` corrected for the family it belongs to. `mde`: the change that this noise and
-    number of blocks find in 4 of 5 cases. `bca`: bootstrap interval at 95 %, for comparison only. `base`, `candidate`:
-    geometric means of the sides.
+    confidence. `p`: two-sided, of no change; a guard's is one-sided, of being at its bar or above. `p_holm`: corrected
+    for the family it belongs to. `mde`: the change that this noise and number of blocks find in 4 of 5 cases. `bca`:
+    bootstrap interval at 95 %, for comparison only. `base`, `candidate`: geometric means of the sides. `state`: a
+    guard's; None for other effects, and for a floor that the base is under as well.
     """
 
     metric: str

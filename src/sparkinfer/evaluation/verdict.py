@@ -30,7 +30,7 @@ from sparkinfer.evaluation.effects import (
     with_holm,
 )
 from sparkinfer.evaluation.gates import complete_blocks, correctness, stopped
-from sparkinfer.evaluation.path_mix import path_shifts, shift_sentence, step_costs
+from sparkinfer.evaluation.path_mix import path_shifts, shift_sentence, step_costs, whole_cost
 from sparkinfer.evaluation.record import Effect, Evaluation, Judgement, Verdict
 from sparkinfer.evaluation.sequential import Look, plan_looks
 from sparkinfer.evaluation.stats import blocks_to_settle, deviation
@@ -56,9 +56,8 @@ def judge(evaluation: Evaluation) -> Judgement:
     correct, wrong = correctness(evaluation)
     aa = judge_aa(evaluation)
     opening = tuple(shift_sentence(shift) for shift in shifts if shift.changed)
-    opening += tuple(
-        cost.sentence() for cost in step_costs(evaluation.samples, evaluation.plan.primary)
-    )
+    cost = whole_cost(step_costs(evaluation.samples, evaluation.plan.primary))
+    opening += (cost.sentence(),) if cost else ()
     plain = Judgement(
         verdict="INVALID",
         label=None,
