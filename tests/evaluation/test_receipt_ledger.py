@@ -117,13 +117,28 @@ def test_what_was_done_to_the_chain_is_found(
     assert found.exit_code == 1 and message in found.failed[0], found.failed
 
 
-def test_a_changed_byte_in_any_line_that_others_follow_fails(tmp_path: Path, path: Path) -> None:
+def test_a_changed_byte_in_any_line_that_others_follow_fails(path: Path) -> None:
     attempt(path, record("e1"))
-    issued = attempt(path, record("e2"))
+    attempt(path, record("e2"))
     good, last = path.read_bytes(), len(lines_of(path)[-1])
-    for place in range(0, len(good) - last, 3):
-        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        assert checked(tmp_path, issued, path).exit_code == 1, f"byte {place}"
+    assert len(ledger.parse(good, path)) == 4
+    for place in range(len(good) - last):
+        bad = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        with pytest.raises(ledger.LedgerError):
+            ledger.parse(bad, path)
+
+
+def test_a_changed_last_line_says_something_else_than_the_receipt(
+    tmp_path: Path, path: Path
+) -> None:
+    """No line follows it, so the chain is whole; the receipt is what contradicts it."""
+    issued = attempt(path, record("e1"))
+    good = path.read_bytes()
+    for before, after in ((b"BETTER", b"WORSER"), (b'"evaluation":"e1"', b'"evaluation":"e2"')):
+        assert before in lines_of(path)[-1]
+        path.write_bytes(lines_of(path)[0] + lines_of(path)[1].replace(before, after))
+        assert "says something else" in checked(tmp_path, issued, path).failed[0]
+        path.write_bytes(good)
 
 
 def test_the_plan_has_to_be_the_one_that_was_written_down(tmp_path: Path, path: Path) -> None:

@@ -4,12 +4,14 @@ Names, prompts and messages in a record come from outside. Nothing here is marku
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
 from sparkinfer.evaluation.keys import PublicKey
+from sparkinfer.evaluation.path_mix import shift_sentence
 from sparkinfer.evaluation.receipt import payload_of, receipt_id, statement_of
 from sparkinfer.evaluation.record import (
     Build,
@@ -60,8 +62,14 @@ def change(effect: Effect) -> str:
     point = f"{effect.point:.3f}x ({percent(effect.point)} %)"
     if effect.low is None or effect.high is None:
         return f"{point}, no interval: one figure a side"
-    level = f"{100 * effect.level:.1f}".rstrip("0").rstrip(".")
-    return f"{point}, {level} % interval {percent(effect.low)} to {percent(effect.high)} %"
+    return (
+        f"{point}, {level_of(effect)} % interval {percent(effect.low)} to {percent(effect.high)} %"
+    )
+
+
+def level_of(effect: Effect) -> str:
+    """Return an interval's confidence in per cent."""
+    return f"{100 * effect.level:.1f}".rstrip("0").rstrip(".")
 
 
 def rate(value: float, unit: str) -> str:
@@ -126,6 +134,7 @@ def rows(
         *_rates(evaluation, judgement),
         ("Mean accept", _sides(evaluation, accept_of, "{:.3f} tokens a step")),
         *_accuracy_rows(evaluation),
+        ("Against AR", floor_text(evaluation, judgement)),
         ("Guards", guard_text(judgement)),
         ("A/A run", aa_text(judgement)),
         ("Receipt", receipt_text(receipt)),
@@ -204,9 +213,9 @@ def _accuracy_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 def guard_text(judgement: Judgement) -> str:
     """Return how the guards came out, the worst of them by name."""
-    guards = [effect for effect in judgement.effects if effect.guard]
+    guards = cell_effects(judgement, guard=True)
     if not guards:
-        return "none"
+        return "not in this record"
     states = [effect.state for effect in guards]
     worst = min(guards, key=lambda effect: effect.low if effect.low is not None else effect.point)
     counts = [f"{states.count(state)} {state}" for state in STATES]
@@ -232,19 +241,50 @@ def receipt_text(receipt: Mapping[str, Any] | None) -> str:
 
 
 def path_lines(judgement: Judgement) -> list[str]:
-    """Return one line for each path whose share of steps changed."""
-    return [path_line(shift) for shift in judgement.path_mix if shift.changed]
+    """Return one line for each cell in which a path's share of steps changed."""
+    places: dict[tuple[str, str], list[PathShift]] = {}
+    for shift in judgement.path_mix:
+        if shift.changed:
+            places.setdefault((shift.cell, shift.metric), []).append(shift)
+    return [
+        f"{cell}, {name_of(metric)}, share of steps: " + ", ".join(map(_shift, shifts))
+        for (cell, metric), shifts in places.items()
+    ]
 
 
-def path_line(shift: PathShift) -> str:
-    where = f"{shift.cell}, {name_of(shift.metric)}"
-    return (
-        f"{where}: {shift.path} {100 * shift.base:.0f} % to {100 * shift.candidate:.0f} % of steps"
-    )
+def _shift(shift: PathShift) -> str:
+    return f"{shift.path} {100 * shift.base:.0f} to {100 * shift.candidate:.0f} %"
+
+
+def why(judgement: Judgement) -> list[str]:
+    """Return the judge's reasons without those that `path_lines` says already."""
+    said = {shift_sentence(shift) for shift in judgement.path_mix if shift.changed}
+    return [reason for reason in judgement.reasons if reason not in said]
+
+
+def is_ratio(effect: Effect) -> bool:
+    """Whether an effect is one rate over another of the same side (the floor), not a change."""
+    return "/" in effect.metric
+
+
+def floor_text(evaluation: Evaluation, judgement: Judgement) -> str:
+    """Return how speculation came out against plain decoding; empty where that was not judged."""
+    floors = [effect for effect in judgement.effects if effect.guard and is_ratio(effect)]
+    if not floors:
+        return ""
+    floor, ends = floors[0], ""
+    if floor.low is not None and floor.high is not None:
+        ends = f", {level_of(floor)} % interval {floor.low:.3f} to {floor.high:.3f}"
+    state = floor.state or "below it, as the base is"
+    return f"{floor.point:.3f}x{ends}; at least {evaluation.scope.bars.floor:g}x: {state}"
 
 
 def cell_effects(judgement: Judgement, *, guard: bool) -> list[Effect]:
-    return [effect for effect in judgement.effects if effect.guard == guard]
+    """Return the changes to show; a metric's only cell says what "all" of it says, so it is left out."""
+    mine = [e for e in judgement.effects if e.guard == guard and not is_ratio(e)]
+    summed = {effect.metric for effect in mine if effect.cell == "all"}
+    cells = Counter(effect.metric for effect in mine if effect.cell != "all")
+    return [e for e in mine if e.cell == "all" or e.metric not in summed or cells[e.metric] > 1]
 
 
 def block_changes(evaluation: Evaluation, metric: str, cell: str) -> list[tuple[int, float]]:
@@ -356,23 +396,23 @@ def _cell_figures(evaluation: Evaluation, cell: str) -> Figures | None:
 
 
 def _differences(cell: str, one: str, other: str, a: Figures, b: Figures) -> list[str]:
-    changes = [figures["candidate"][0] / figures["base"][0] for figures in (a, b)]
-    lines = [
-        f"{cell}: {one} has {percent(changes[0])} %, {other} {percent(changes[1])} % for this change."
-    ]
+    gains = [f["candidate"][0] / f["base"][0] for f in (a, b)]
+    costs = [{side: 1e3 * accept / rate for side, (rate, accept) in f.items()} for f in (a, b)]
+    equal = {side: abs(a[side][1] / b[side][1] - 1) < SAME_ACCEPTANCE for side in SIDES}
+    lines = [f"{cell}: {percent(gains[0])} % in {one}, {percent(gains[1])} % in {other}."]
     for side in SIDES:
-        (rate_a, accept_a), (rate_b, accept_b) = a[side], b[side]
-        cost_a, cost_b = 1e3 * accept_a / rate_a, 1e3 * accept_b / rate_b
-        same = abs(accept_a / accept_b - 1) < SAME_ACCEPTANCE
-        accept = f"both accept {accept_a:.3f}" if same else f"{accept_a:.3f} and {accept_b:.3f}"
+        accepted = (a[side][1], b[side][1])
+        same = f"both accept {accepted[0]:.3f}"
+        told = same if equal[side] else f"{accepted[0]:.3f} and {accepted[1]:.3f}"
         lines.append(
-            f"{cell}, {side}: {accept} tokens a step; a step costs {cost_a:.2f} and {cost_b:.2f} ms "
-            f"({percent(cost_b / cost_a, 0)} %)."
+            f"{cell}, {side}: {told} tokens a step; a step costs {costs[0][side]:.2f} ms in {one} "
+            f"and {costs[1][side]:.2f} ms in {other}."
         )
-    equal = all(abs(a[s][1] / b[s][1] - 1) < SAME_ACCEPTANCE for s in SIDES)
-    dearer = [s for s in SIDES if abs((b[s][1] / b[s][0]) / (a[s][1] / a[s][0]) - 1) > OTHER_COST]
-    if equal and dearer:
+    rises = [cost["candidate"] / cost["base"] for cost in costs]
+    if all(equal.values()) and abs(rises[0] / rises[1] - 1) > OTHER_COST:
+        more = a["candidate"][1] / a["base"][1]
         lines.append(
-            f"{cell}: acceptance is equal, so the two differ in what a step costs, not in what is accepted."
+            f"{cell}: acceptance is equal in both, so they differ in step cost alone. The candidate's step gives "
+            f"{more:.2f}x the tokens and costs {rises[0]:.2f}x in {one}, {rises[1]:.2f}x in {other}."
         )
     return lines

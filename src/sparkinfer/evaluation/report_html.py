@@ -22,6 +22,8 @@ TONE = {
     "INVALID": "bad",
     "INFRASTRUCTURE": "open",
 }
+LABEL_TONE = {"REJECT": "bad", "none": "plain", "BASELINE": "plain"}  # the others are tiers
+GUARD_STATE = {"clear": "same", "open": "unclear", "failed": "worse"}
 GUARD_TONE = {"clear": "good", "open": "open", "failed": "bad", None: "plain"}
 GUARD_SIGN = {"clear": "\u2713", "open": "?", "failed": "\u2717", None: "\u00b7"}
 
@@ -39,7 +41,7 @@ def render(
         _head(evaluation, judgement),
         _paths_changed(judgement),
         _summary(evaluation, judgement, receipt),
-        _section("Why", _list(judgement.reasons)) if judgement.reasons else "",
+        _why(judgement),
         _other(evaluation, other),
         _paired(evaluation, judgement),
         _effects(evaluation, judgement),
@@ -94,9 +96,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 def _head(evaluation: Evaluation, judgement: Judgement) -> str:
     tone = TONE.get(judgement.verdict, "plain")
     label = judgement.label or "no label"
+    kind = LABEL_TONE.get(label.rpartition(":")[2], "good" if judgement.label else "plain")
     when = f"{evaluation.created}, {evaluation.scope.title}, evaluation {evaluation.id}"
     return (
-        f'<header><span class="badge {tone}">{text(label)}</span>'
+        f'<header><span class="badge {kind}">{text(label)}</span>'
         f'<span class="badge {tone}">{text(judgement.verdict)}</span>'
         f'<h1>{text(facts.title(evaluation))}</h1><p class="soft">{text(when)}</p></header>'
     )
@@ -117,6 +120,11 @@ def _summary(
     return f'<section><h2>Result</h2><table class="facts">{body}</table></section>'
 
 
+def _why(judgement: Judgement) -> str:
+    reasons = facts.why(judgement)
+    return _section("Why", _list(reasons)) if reasons else ""
+
+
 def _other(evaluation: Evaluation, other: Evaluation | None) -> str:
     if other is None:
         return ""
@@ -126,20 +134,24 @@ def _other(evaluation: Evaluation, other: Evaluation | None) -> str:
 def _paired(evaluation: Evaluation, judgement: Judgement) -> str:
     """One chart for all cells together, one for each cell where there are several."""
     primary = evaluation.plan.primary
-    own = [e for e in judgement.effects if e.metric == primary and not e.guard]
+    own = [e for e in facts.cell_effects(judgement, guard=False) if e.metric == primary]
+    delta = 100 * evaluation.plan.delta
     figures = []
     for effect in own:
         values = facts.block_changes(evaluation, primary, effect.cell)
         if len(values) > 1:
             name = "all cells together" if effect.cell == "all" else effect.cell
-            chart = svg.paired(values, _estimate(effect), 100 * evaluation.plan.delta, name)
+            chart = svg.paired(
+                values, effect.n, 100 * (effect.point - 1), _interval(effect), delta, name
+            )
             figures.append(_figure(chart, name))
     if not figures:
         return ""
-    small = f"\u00b1{100 * evaluation.plan.delta:g} %"
+    small = f"\u00b1{delta:g} %"
     note = (
         "A dot is one block: the candidate's change against the base, per cent. The line is the estimate, "
-        f"the coloured area its interval, the grey area changes too small to matter ({small})."
+        f"the coloured area its interval, the grey area changes too small to matter ({small}). "
+        "Hollow dots are blocks after the verdict was settled."
     )
     first, *rest = figures
     if len(rest) > 1:
@@ -150,36 +162,36 @@ def _paired(evaluation: Evaluation, judgement: Judgement) -> str:
     )
 
 
-def _estimate(effect: Effect) -> tuple[float, float, float] | None:
+def _interval(effect: Effect) -> tuple[float, float] | None:
+    """The interval in per cent."""
     if effect.low is None or effect.high is None:
         return None
-    return tuple(100 * (value - 1) for value in (effect.point, effect.low, effect.high))  # type: ignore[return-value]
+    return 100 * (effect.low - 1), 100 * (effect.high - 1)
 
 
 def _state(effect: Effect, delta: float) -> str:
-    """Where an interval lies: the same gates for every row, by colour and (in the hover text) by word."""
+    """Where an interval lies, as a colour and (in the hover text) a word; a guard has the judge's own state."""
+    if effect.state is not None:
+        return GUARD_STATE[effect.state]
     if effect.low is None or effect.high is None:
         return "unclear"
-    if effect.low > 1 + delta:
+    if effect.low >= 1 / (1 + delta) and effect.high <= 1 + delta:
+        return "same"
+    if effect.low > 1:
         return "better"
-    if effect.high < 1 / (1 + delta):
-        return "worse"
-    inside = effect.low >= 1 / (1 + delta) and effect.high <= 1 + delta
-    return "same" if inside else "unclear"
+    return "worse" if effect.high < 1 else "unclear"
 
 
 def _effects(evaluation: Evaluation, judgement: Judgement) -> str:
-    effects = sorted(judgement.effects, key=lambda effect: effect.guard)
+    effects = [e for guard in (False, True) for e in facts.cell_effects(judgement, guard=guard)]
     if not effects:
         return ""
     delta = evaluation.plan.delta
     rows = []
     for e in effects:
-        low, high = (e.point if end is None else end for end in (e.low, e.high))
-        figures = [100 * (value - 1) for value in (e.point, low, high)]
-        name = facts.clean(f"{e.cell}, {facts.name_of(e.metric)}{' (guard)' if e.guard else ''}")
-        state = _state(e, delta)
-        rows.append(svg.Interval(name, figures[0], figures[1], figures[2], state, state))
+        kind = " (guard)" if e.guard else ""
+        name = facts.clean(f"{e.cell}, {facts.name_of(e.metric)}{kind}", 44)
+        rows.append(svg.Interval(name, 100 * (e.point - 1), _interval(e), _state(e, delta)))
     bar = 100 * (evaluation.scope.bars.guard - 1)
     has_guards = any(e.guard for e in effects)
     chart = svg.forest(rows, 100 * delta, bar if has_guards else None, "changes with intervals")

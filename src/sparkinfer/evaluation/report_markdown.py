@@ -35,8 +35,9 @@ def render(
     if shifted:
         parts.append(_list("**The mix of paths changed:**", shifted))
     parts.append(_table(("", ""), facts.rows(evaluation, judgement, receipt)))
-    if judgement.reasons:
-        parts.append(_list("**Why:**", judgement.reasons))
+    reasons = facts.why(judgement)
+    if reasons:
+        parts.append(_list("**Why:**", reasons))
     if other is not None:
         parts.append(
             _list("**Against the other evaluation:**", facts.disagreement(evaluation, other))

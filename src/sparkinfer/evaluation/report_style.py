@@ -54,7 +54,8 @@ svg .grid { stroke: var(--grid); } svg .zero { stroke: var(--soft); } svg .band 
 svg .bar { stroke: var(--bad); stroke-dasharray: 4 3; } svg .interval { fill: var(--interval); }
 svg .estimate { stroke: var(--candidate); stroke-width: 2; }
 svg circle.candidate { fill: var(--candidate); } svg circle.base { fill: var(--base); }
-svg circle { stroke: var(--card); stroke-width: 1.5; } svg circle.faint { fill-opacity: .55; stroke: none; }
+svg circle { stroke: var(--card); stroke-width: 1.5; }
+svg circle.hollow { fill: var(--card); stroke: var(--candidate); } svg circle.faint { fill-opacity: .55; stroke: none; }
 svg line.mean { stroke-width: 2.5; } svg line.mean.base { stroke: var(--base); }
 svg line.mean.candidate { stroke: var(--candidate); }
 svg .whisker { stroke-width: 3; stroke-linecap: round; }

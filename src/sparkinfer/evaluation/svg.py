@@ -71,9 +71,6 @@ class Axis:
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
-    def clamped(self, value: float) -> float:
-        return self(min(max(value, self.low), self.high))
-
     def ticks(self, about: int = 8) -> list[float]:
         """Return round values inside the axis, 1, 2 or 5 times a power of ten apart."""
         rough = (self.high - self.low) / about
@@ -111,13 +108,18 @@ def _tick_text(value: float) -> str:
 
 def paired(
     values: Sequence[tuple[int, float]],
-    estimate: tuple[float, float, float] | None,
+    used: int,
+    point: float,
+    interval: tuple[float, float] | None,
     delta: float,
     label: str,
 ) -> str:
-    """Draw one dot a block (its number, candidate against base in per cent), the estimate's interval and +-delta."""
+    """Draw one dot a block (its number, candidate against base in per cent), the estimate's interval and +-delta.
+
+    Blocks after the first `used` are hollow: the estimate does not rest on them.
+    """
     left, right, top, bottom = 52.0, WIDTH - 150.0, 12.0, 172.0
-    spread = [*(value for _, value in values), *(estimate or ())]
+    spread = [*(value for _, value in values), point, *(interval or ())]
     y = axis_over(spread, bottom, top, least=1.5 * delta)
     x = Axis(-0.5, len(values) - 0.5, left, right)
     parts = [rect(left, y(delta), right - left, y(-delta) - y(delta), "band")]
@@ -125,16 +127,18 @@ def paired(
         parts.append(line(left, y(tick), right, y(tick), "grid"))
         parts.append(text(left - 8, y(tick) + 4, _tick_text(tick), "tick", "end"))
     parts.append(line(left, y(0), right, y(0), "zero"))
-    if estimate is not None:
-        point, low, high = estimate
+    if interval is not None:
+        low, high = interval
         parts.append(rect(left, y(high), right - left, y(low) - y(high), "interval"))
-        parts.append(line(left, y(point), right, y(point), "estimate"))
-        parts.append(text(right + 10, y(point) + 4, signed(point), "value"))
-        interval = f"{signed(low)} to {signed(high)}".replace(" % to", " to")
-        parts.append(text(right + 10, y(point) + 20, interval, "tick"))
+        told = f"{signed(low)} to {signed(high)}".replace(" % to", " to")
+        parts.append(text(right + 10, y(point) + 20, told, "tick"))
+    parts.append(line(left, y(point), right, y(point), "estimate"))
+    parts.append(text(right + 10, y(point) + 4, signed(point), "value"))
     every = max(1, math.ceil(len(values) / 12))
     for place, (block, value) in enumerate(values):
-        parts.append(dot(x(place), y(value), "candidate", f"block {block}: {signed(value, 2)}"))
+        unused = "" if place < used else ", not used"
+        kind = "candidate" if place < used else "candidate hollow"
+        parts.append(dot(x(place), y(value), kind, f"block {block}: {signed(value, 2)}{unused}"))
         if place % every == 0:
             parts.append(text(x(place), bottom + 18, str(block), "tick", "middle"))
     parts.append(text(left, bottom + 36, "block, in the order of the run", "tick"))
@@ -143,21 +147,19 @@ def paired(
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A row of `forest`, per cent; `state` is a CSS class: better, worse, same, unclear."""
+    """A row of `forest`, per cent; `state` is a CSS class and a word: better, worse, same, unclear."""
 
     name: str
     point: float
-    low: float
-    high: float
+    ends: tuple[float, float] | None
     state: str
-    words: str
 
 
 def forest(rows: Sequence[Interval], delta: float, bar: float | None, label: str) -> str:
     """Draw a point with its interval for each row; `bar` (per cent, negative) is the guards' lower limit."""
     left, right, step, top = _margin(row.name for row in rows), WIDTH - 170.0, 26.0, 10.0
     bottom = top + step * len(rows)
-    limits = [value for row in rows for value in (row.low, row.high, row.point)]
+    limits = [value for row in rows for value in (row.point, *(row.ends or ()))]
     x = axis_over([*limits, *([bar] if bar is not None else [])], left, right, least=1.5 * delta)
     parts = [rect(x(-delta), top, x(delta) - x(-delta), bottom - top, "band")]
     for tick in x.ticks():
@@ -168,10 +170,12 @@ def forest(rows: Sequence[Interval], delta: float, bar: float | None, label: str
         parts.append(line(x(bar), top, x(bar), bottom, "bar"))
     for index, row in enumerate(rows):
         y = top + step * (index + 0.5)
-        shown = f"{signed(row.point)} [{signed(row.low)}, {signed(row.high)}]".replace(" %", "")
+        ends = ", ".join(map(signed, row.ends)) if row.ends else "no interval"
+        shown = f"{signed(row.point)} [{ends}]".replace(" %", "")
         parts.append(text(left - 10, y + 4, row.name, "name", "end"))
-        parts.append(line(x.clamped(row.low), y, x.clamped(row.high), y, f"whisker {row.state}"))
-        parts.append(dot(x(row.point), y, row.state, f"{row.name}: {shown} % ({row.words})"))
+        if row.ends:
+            parts.append(line(x(row.ends[0]), y, x(row.ends[1]), y, f"whisker {row.state}"))
+        parts.append(dot(x(row.point), y, row.state, f"{row.name}: {shown} % ({row.state})"))
         parts.append(text(right + 12, y + 4, shown, "value"))
     parts.append(text(left, bottom + 34, "per cent, candidate against base", "tick"))
     return picture(parts, bottom + 44, label)

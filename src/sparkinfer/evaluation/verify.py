@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkinfer.errors import MissingFileError, SparkError
+from sparkinfer.errors import MissingFileError, OptionError, SparkError
 from sparkinfer.evaluation import dsse
 from sparkinfer.evaluation.keys import PublicKey, fingerprints
 from sparkinfer.evaluation.ledger import Entry, LedgerError, read
@@ -33,7 +33,6 @@ class MismatchError(SparkError):
 class Verification:
     """What was found. `failed` empty: every check that could be made was passed."""
 
-    path: Path
     receipt: str = ""
     fingerprint: str = ""
     passed: list[str] = field(default_factory=list)
@@ -76,16 +75,27 @@ def verify(
     `trusted`: fingerprints or public key files, one of which must have signed. `ledger`: the file that must hold the
     receipt. `head`: a hash of the ledger that was published, which must be in its chain.
 
-    Raises: MissingFileError for a file that is not there, OptionError for a bad `trusted`, DeviceError where a
+    Raises: MissingFileError for a file that is not there, OptionError for a bad `trusted` or a `head` without a
+    ledger, DeviceError where a
     library is missing.
     """
-    allowed = None if trusted is None else fingerprints(trusted)
-    path = Path(path)
     try:
-        data = path.read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise MissingFileError(f"receipt {path}: {error.strerror}") from None
-    found = Verification(path)
+    return examine(data, trusted=trusted, ledger=ledger, head=head)
+
+
+def examine(
+    data: bytes,
+    *,
+    trusted: str | Path | Iterable[str | Path] | None = None,
+    ledger: Path | str | None = None,
+    head: str | None = None,
+) -> Verification:
+    """Check the bytes of a receipt's file; see `verify`."""
+    allowed = None if trusted is None else fingerprints(trusted)
+    found = Verification()
     try:
         statement = _signature(data, allowed, found)
         evaluation = _content(statement, found)
@@ -93,6 +103,8 @@ def verify(
         found.failed.append(str(error))
         return found
     _verdict(evaluation, statement["predicate"], found)
+    if head is not None and ledger is None:
+        raise OptionError("a published head needs the ledger that it is to be found in")
     if ledger is not None:
         _order(Path(ledger), head, evaluation, statement["predicate"], found)
     _conclude(statement["predicate"], allowed is not None, ledger is not None, found)
