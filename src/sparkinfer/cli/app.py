@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from sparkinfer.cli import bench, chat, check, doctor, inspect, options, pull, run, train
+from sparkinfer.cli import (
+    bench,
+    chat,
+    check,
+    doctor,
+    evaluate,
+    inspect,
+    options,
+    pull,
+    run,
+    train,
+    verify,
+)
 from sparkinfer.cli.console import EXIT_INTERRUPTED, complain, wants_traceback
 from sparkinfer.errors import SparkError
 
@@ -22,8 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (run, chat, bench, train, check, inspect, pull, options, doctor):
+for module in (run, chat, bench, train, check, inspect, pull, options, doctor, verify):
     app.command(module.__name__.rpartition(".")[2])(module.command)
+app.add_typer(evaluate.app, name="eval")
 
 
 def _show_version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ from sparkinfer.evaluation.record import Guard, InputFile, Scope
 from sparkinfer.evaluation.tasks import Task, cell_tasks, needed_context
 
 Report = Callable[[str, int, int], None]
+TARGET = "target"  # the name by which a guard means the scope's own target
 _BLOCK = 1 << 24
 _CONTEXT_ID = "texts/context"
 
@@ -28,8 +29,12 @@ class Files:
     guards: Mapping[str, Path] = field(default_factory=dict)
 
     def of_guard(self, guard: Guard) -> Path:
-        """Return the guard's model: the target itself unless the guard has a file of its own."""
-        return self.guards.get(guard.model, self.model)
+        """Return the guard's model. Raises: OptionError where nobody said which file that is."""
+        if guard.model == TARGET:
+            return self.model
+        if guard.model not in self.guards:
+            raise OptionError(f"the scope's guard {guard.model!r} has no file; name it")
+        return self.guards[guard.model]
 
     def bytes(self) -> int:
         """Return the size of the largest model and the draft together."""

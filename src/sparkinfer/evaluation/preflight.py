@@ -144,6 +144,28 @@ def _names(pids: Mapping[int, float]) -> dict[int, str]:
     return names
 
 
+class OtherWork:
+    """What share of the machine others use while blocks run: all busy time less this process's and its children's."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def share(self) -> float:
+        """Return the share of all CPUs since the last call, 0 to 1."""
+        before, self._before = self._before, self._now()
+        wall, busy, own = (b - a for a, b in zip(before, self._before, strict=True))
+        return min(1.0, max(0.0, busy - own) / max(1e-9, wall * (os.cpu_count() or 1)))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Return the clock, the machine's busy CPU seconds, and those of this process and its ended children."""
+        import psutil
+
+        times, mine = psutil.cpu_times(), os.times()
+        own = mine.user + mine.system + mine.children_user + mine.children_system
+        return perf_counter(), times.user + times.system + getattr(times, "nice", 0.0), own
+
+
 def _timing() -> Check:
     """Time the same piece of work again and again; what varies here varies in every figure."""
     seconds = []

@@ -34,7 +34,7 @@ from sparkinfer.evaluation.inputs import (
     longest_contexts,
     make_prompts,
 )
-from sparkinfer.evaluation.preflight import describe_machine, preflight
+from sparkinfer.evaluation.preflight import OtherWork, describe_machine, preflight
 from sparkinfer.evaluation.process import (
     HARNESS,
     SILENCE,
@@ -48,6 +48,7 @@ from sparkinfer.evaluation.record import (
     Correctness,
     Evaluation,
     Event,
+    EventKind,
     OneTime,
     Plan,
     Sample,
@@ -63,6 +64,7 @@ Say = Callable[[str], None]
 RECORD = "evaluation.json"
 RAW = "raw"
 BEFORE = -1  # block number of costs that come before the first block
+_OTHERS = 0.05  # share of the machine that others may use before a block's record says so
 _ATTEMPTS = 2  # of a process that crashes, before it is believed
 
 
@@ -129,6 +131,7 @@ class Evaluator:
         self._state = _State(events=[Event("note", "sources", note) for note in notes])
         self._started = monotonic()
         self._timer = _Timer(self._scope)
+        self._others = OtherWork()
 
     @property
     def record(self) -> Evaluation:
@@ -261,11 +264,10 @@ class Evaluator:
             self._state.aa += samples
             self._state.one_time += costs
             self.save()
-        judgement = judge(self.record) if self._state.correctness else None
-        # Before the correctness checks are there, only the A/A part of the judgement means something.
-        aa = judgement or judge(self.record)
-        if aa.aa_ok is False:
-            self._say("the bench cannot be trusted: the base differs from itself, or too noisy")
+        if judge(self.record).aa_ok is False:
+            self._say(
+                "the bench cannot be trusted: the base differs from itself, or it is too noisy"
+            )
             raise StoppedError
 
     def _check(self, prompts: Prompts, base: Run, ids: list[list[int]]) -> None:
@@ -316,6 +318,7 @@ class Evaluator:
         """Run every slot of a block in fresh processes; step costs are measured anew in each block."""
         for side in dict.fromkeys(order):
             self._sides[side].forget_measurements()
+        self._others.share()
         samples: list[Sample] = []
         costs: list[OneTime] = []
         groups = prompts.groups(self._scope, self._settings.files, guards=guards)
@@ -335,6 +338,11 @@ class Evaluator:
                 if group.primary:
                     costs += one_time_costs(run, **place)
             self._timer.add(monotonic() - began, guards)
+        if (share := self._others.share()) > _OTHERS:
+            self._note(
+                f"{'block' if guards else 'A/A block'} {number}",
+                f"other processes used {share:.0%} of the machine's CPUs meanwhile",
+            )
         return samples, costs
 
     def _process(self, side: Side, group: Group, do: Sequence[Any], name: str) -> Run:
@@ -359,7 +367,7 @@ class Evaluator:
             except ProcessFailedError as error:
                 self._failed(error, side, name, attempt)
                 continue
-            if side in ("base", "candidate") and group.primary:
+            if side in ("base", "candidate") and group.tasks and group.primary:
                 self._loaded(side, run)
             return run
         raise AssertionError("the last attempt returns or raises")
@@ -387,7 +395,7 @@ class Evaluator:
             return
         # What a side does to itself again and again is its own; time and memory may be the machine's.
         own = error.reason in ("crash", "clock")
-        kind = "failure" if own else "infrastructure"
+        kind: EventKind = "failure" if own else "infrastructure"
         self._state.events.append(Event(kind, name, f"{error.reason}: {error}", owner))
         raise StoppedError from error
 

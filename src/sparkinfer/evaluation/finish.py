@@ -1,0 +1,106 @@
+"""From a record to what people get: judgement, reports, receipt, a line in the ledger, and an exit code."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkinfer.evaluation import ledger, receipt, report_html, report_markdown
+from sparkinfer.evaluation.labels import REJECT
+from sparkinfer.evaluation.record import Evaluation, Judgement
+from sparkinfer.evaluation.verdict import judge
+
+if TYPE_CHECKING:
+    from sparkinfer.evaluation.keys import SigningKey
+
+# `sparkinfer eval` ends with one of these, or with the program's own: 2 wrong use (unknown revision, dirty tree, a
+# build that is too old), 73 the candidate cannot be merged, 74 also for a build that fails, 130 Ctrl-C.
+EXIT_JUDGED = 0
+EXIT_REJECTED = 1  # only where it is asked for
+EXIT_INFRASTRUCTURE = 74
+EXIT_INVALID = 75
+
+MARKDOWN, PAGE, RECEIPT = "report.md", "report.html", "receipt.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """What signs a receipt. `run`: the address of the CI's run, "" where no CI signs."""
+
+    key: "SigningKey"
+    ledger: Path
+    run: str = ""
+
+
+def begin(evaluation: Evaluation, place: Path) -> ledger.Entry:
+    """Write the ledger's line before anything is measured; a resumed evaluation has one already."""
+    if place.exists():
+        mine = [
+            entry
+            for entry in ledger.read(place)
+            if entry.kind == "started" and entry.evaluation == evaluation.id
+        ]
+        if mine:
+            return mine[0]
+    return ledger.start(
+        place,
+        evaluation.id,
+        evaluation.scope,
+        evaluation.plan,
+        evaluation.base,
+        evaluation.candidate,
+    )
+
+
+def finish(
+    evaluation: Evaluation,
+    folder: Path,
+    *,
+    signing: Signing | None = None,
+    started: ledger.Entry | None = None,
+) -> Judgement:
+    """Judge the record and write the reports, and with `signing` the receipt and its line in the ledger.
+
+    What broke for reasons that are neither side's has no receipt; the ledger says that it was given up.
+    """
+    judgement = judge(evaluation)
+    signed = None
+    if signing is not None and judgement.verdict == "INFRASTRUCTURE":
+        ledger.abort(signing.ledger, evaluation.id, "; ".join(judgement.reasons)[:500])
+    elif signing is not None:
+        signed = receipt.issue(
+            evaluation,
+            judgement,
+            signing.key,
+            assurance="ci" if signing.run else "self-signed",
+            run=signing.run,
+            started=started,
+        )
+        receipt.write(folder / RECEIPT, signed)
+        ledger.append(signing.ledger, signed)
+    write_reports(evaluation, judgement, folder, signed)
+    return judgement
+
+
+def write_reports(
+    evaluation: Evaluation,
+    judgement: Judgement,
+    folder: Path,
+    signed: dict[str, object] | None = None,
+) -> None:
+    """Write the Markdown and the HTML report."""
+    text = report_markdown.render(evaluation, judgement, receipt=signed)
+    (folder / MARKDOWN).write_text(text, encoding="utf-8")
+    page = report_html.render(evaluation, judgement, receipt=signed)
+    (folder / PAGE).write_text(page, encoding="utf-8")
+
+
+def exit_code(judgement: Judgement, *, gate: bool = False) -> int:
+    """Return the exit code: 0 for every label, 75 where nothing could be judged, 74 for broken surroundings.
+
+    `gate`: 1 for a rejected candidate.
+    """
+    if judgement.verdict == "INFRASTRUCTURE":
+        return EXIT_INFRASTRUCTURE
+    if judgement.label is None:
+        return EXIT_INVALID
+    return EXIT_REJECTED if gate and judgement.label == REJECT else EXIT_JUDGED
