@@ -127,7 +127,7 @@ def rows(
 ) -> list[tuple[str, str]]:
     """Return the table's rows, each a name and plain text."""
     unreplicated = " (from published single figures, not replicated)"
-    label = judgement.label or "none"
+    label = judgement.label or "no label: nothing was judged"
     out = [
         ("Label", label + (unreplicated if judgement.basis == "unreplicated" else "")),
         ("Verdict", judgement.verdict),

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from sparkinfer.evaluation.report_facts import clean
+
 WIDTH = 880
 PART_CLASSES = ("p1", "p2", "p3", "p4", "p5", "p6")
 
 
 def element(tag: str, content: str = "", /, **attributes: object) -> str:
-    """Return an element; attribute values are escaped, `content` is markup already."""
+    """Return an element; attribute values are cleaned and escaped, `content` is markup already."""
     named = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{shown(_number(value))}"'
         for name, value in attributes.items()
     )
     return f"<{tag}{named}>{content}</{tag}>"
+
+
+def shown(words: str) -> str:
+    """Return plain text, which may come from outside, as markup that shows exactly it."""
+    return escape(clean(words))
 
 
 def _number(value: object) -> str:
@@ -26,7 +33,7 @@ def _number(value: object) -> str:
 
 
 def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start") -> str:
-    return element("text", escape(words), x=x, y=y, class_=class_, text_anchor=anchor)
+    return element("text", shown(words), x=x, y=y, class_=class_, text_anchor=anchor)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
@@ -36,20 +43,20 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> str:
 def rect(
     x: float, y: float, width: float, height: float, class_: str, title: str = "", radius: float = 0
 ) -> str:
-    inner = element("title", escape(title)) if title else ""
+    inner = element("title", shown(title)) if title else ""
     width, height = max(width, 0.0), max(height, 0.0)
     return element("rect", inner, x=x, y=y, width=width, height=height, rx=radius, class_=class_)
 
 
 def dot(x: float, y: float, class_: str, title: str, radius: float = 4.5) -> str:
-    return element("circle", element("title", escape(title)), cx=x, cy=y, r=radius, class_=class_)
+    return element("circle", element("title", shown(title)), cx=x, cy=y, r=radius, class_=class_)
 
 
 def picture(parts: Sequence[str], height: float, label: str, width: float = WIDTH) -> str:
     """Return the chart with its name for screen readers."""
     return element(
         "svg",
-        element("title", escape(label)) + "".join(parts),
+        element("title", shown(label)) + "".join(parts),
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {_number(float(width))} {_number(float(height))}",
         style=f"max-width:{_number(float(width))}px",
@@ -83,8 +90,8 @@ class Axis:
 
 def axis_over(values: Sequence[float], start: float, end: float, *, least: float = 0.0) -> Axis:
     """Return an axis that shows all `values` with a margin, and at least `least` to both sides of zero where given."""
-    shown = [*values, *([-least, least] if least else [])]
-    low, high = min(shown), max(shown)
+    inside = [*values, *([-least, least] if least else [])]
+    low, high = min(inside), max(inside)
     margin = 0.06 * (high - low) or 0.02 * abs(high) or 0.5
     return Axis(low - margin, high + margin, start, end)
 
@@ -98,8 +105,8 @@ def signed(value: float, digits: int = 1) -> str:
     """Return a percentage with its sign and a true minus."""
     rounded = f"{value:+.{digits}f}"
     # What rounds to nothing has no sign.
-    shown = rounded[1:] if float(rounded) == 0 else rounded
-    return shown.replace("-", "\u2212") + " %"
+    told = rounded[1:] if float(rounded) == 0 else rounded
+    return told.replace("-", "\u2212") + " %"
 
 
 def _tick_text(value: float) -> str:
@@ -171,12 +178,12 @@ def forest(rows: Sequence[Interval], delta: float, bar: float | None, label: str
     for index, row in enumerate(rows):
         y = top + step * (index + 0.5)
         ends = ", ".join(map(signed, row.ends)) if row.ends else "no interval"
-        shown = f"{signed(row.point)} [{ends}]".replace(" %", "")
+        told = f"{signed(row.point)} [{ends}]".replace(" %", "")
         parts.append(text(left - 10, y + 4, row.name, "name", "end"))
         if row.ends:
             parts.append(line(x(row.ends[0]), y, x(row.ends[1]), y, f"whisker {row.state}"))
-        parts.append(dot(x(row.point), y, row.state, f"{row.name}: {shown} % ({row.state})"))
-        parts.append(text(right + 12, y + 4, shown, "value"))
+        parts.append(dot(x(row.point), y, row.state, f"{row.name}: {told} % ({row.state})"))
+        parts.append(text(right + 12, y + 4, told, "value"))
     parts.append(text(left, bottom + 34, "per cent, candidate against base", "tick"))
     return picture(parts, bottom + 44, label)
 
@@ -200,15 +207,16 @@ def stacked(
         y = top + step * index + 5
         out.append(text(left - 10, y + 16, name, "name", "end"))
         at = 0.0
-        for part, value in parts.items():
+        for part in (known for known in names if known in parts):
+            value = parts[part]
             class_ = PART_CLASSES[names.index(part) % len(PART_CLASSES)]
             title = f"{name}, {part}: {value:.{digits}f} {unit}"
             # A gap of two pixels keeps neighbours apart without an outline.
             out.append(rect(x(at) + 1, y, x(at + value) - x(at) - 2, step - 10, class_, title, 2))
-            shown = f"{value:.{digits}f}"
-            if x(at + value) - x(at) > 8 * len(shown) + 8:
+            told = f"{value:.{digits}f}"
+            if x(at + value) - x(at) > 8 * len(told) + 8:
                 middle = (x(at) + x(at + value)) / 2
-                out.append(text(middle, y + 16, shown, "inside", "middle"))
+                out.append(text(middle, y + 16, told, "inside", "middle"))
             at += value
         if total:
             out.append(text(x(whole) + 8, y + 16, f"{whole:.{digits}f} {unit}", "value"))
@@ -217,7 +225,7 @@ def stacked(
 
 def _legend(names: Sequence[str], left: float) -> list[str]:
     out, x = [], left
-    for index, name in enumerate(names):
+    for index, name in enumerate(clean(name, 24) for name in names):
         out.append(rect(x, 6, 12, 12, PART_CLASSES[index % len(PART_CLASSES)], radius=2))
         out.append(text(x + 17, 16, name, "tick"))
         x += 17 + 7 * len(name) + 18
