@@ -1,0 +1,197 @@
+"""GPU form of `linear`: a program has the whole width of a few outputs in registers and goes through the rows with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.cuda import CudaBackend, CudaRecorder, q8_views
+from sparkinfer.kernels.linear.triton_pack import TritonWeight, pack_blocks
+from sparkinfer.kernels.triton_quant import Form, bound, input_parts, parts_dot, weight_parts
+
+MOST = 4  # weights of one launch
+EXACT = {"enable_fp_fusion": False}  # every multiply-add that is fused is written as one
+_LANES = 32
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times, by `warps` warps."""
+
+    lanes: int
+    groups: int
+    outputs: int
+    chunks: int
+    warps: int
+    even: bool
+
+    @property
+    def rows(self) -> int:
+        """Outputs of a program."""
+        return self.lanes // self.groups * self.outputs
+
+    def constants(self, prefix: str = "") -> dict[str, Any]:
+        return {
+            f"{prefix}F": self.lanes,
+            f"{prefix}G": self.groups,
+            f"{prefix}B": self.outputs,
+            f"{prefix}CHUNKS": self.chunks,
+            f"{prefix}EVEN": self.even,
+        }
+
+
+def choose_tile(form: Form, groups: int, outputs: int, sms: int, *, most: int = 8) -> Tile:
+    """The tile for `outputs` outputs of rows of `groups` groups.
+
+    It depends on the weight alone, never on the rows: it fixes the order of the float additions of an output.
+    A warp's lanes take a group each; wide rows are spread over up to 4 warps, then over chunks.
+    """
+    words = form.main_words
+    if groups <= 16:
+        width, warps, chunks = _power(groups), 1, 1
+    else:
+        width = min(_power(groups), 128, key=lambda size: (-(-groups // size) * size, -size))
+        width = max(32, min((32, 64, 128), key=lambda size: (-(-groups // size) * size, -size)))
+        warps = max(1, width // 64)
+        chunks = -(-groups // width)
+    lanes = max(width, _LANES * warps)
+    held = words * lanes // (_LANES * warps) * chunks  # words a lane holds of one output
+    count = max(1, min(most, 32 // held))
+    fold = lanes // width
+    while count > 1 and outputs // (count * fold) < 6 * sms // warps:
+        count //= 2
+    count = 1 << (count.bit_length() - 1)
+    return Tile(lanes, width, count, chunks, warps, width * chunks == groups)
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+@triton.jit(do_not_specialize=["rows", "unit", "block"])
+def linear_kernel(
+    x, xf, x_stride, rows, block, groups, unit,
+    w0, total0, out0, stride0, w1, total1, out1, stride1, first1,
+    w2, total2, out2, stride2, first2, w3, total3, out3, stride3, first3,
+    COUNT: tl.constexpr, ADD: tl.constexpr, ONE: tl.constexpr,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] (+)= weight[n] . x[r] for the F / G * B outputs of a program and `block` rows."""
+    pid = tl.program_id(0)
+    w, total, out, stride = w0, total0, out0, stride0
+    first = 0
+    if COUNT > 1:
+        if pid >= first1:
+            w, total, out, stride, first = w1, total1, out1, stride1, first1
+    if COUNT > 2:
+        if pid >= first2:
+            w, total, out, stride, first = w2, total2, out2, stride2, first2
+    if COUNT > 3:
+        if pid >= first3:
+            w, total, out, stride, first = w3, total3, out3, stride3, first3
+    N: tl.constexpr = F // G * B
+    row = (pid - first).to(tl.int64) * N
+    start = tl.program_id(1) * block
+    x += start * x_stride
+    xf += start * x_stride
+    values = input_parts(x, xf, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
+    weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
+    target = out + start * stride + row + tl.arange(0, N)
+    if ONE:
+        result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        if ADD:
+            result += tl.load(target)
+        tl.store(target, result)
+    else:
+        count = tl.minimum(block, rows - start)
+        for r in range(0, bound(count)):
+            # the next row is on its way while this one is computed
+            ahead = tl.minimum(r + 1, count - 1) * x_stride
+            coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
+            result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+            if ADD:
+                result += tl.load(target)
+            tl.store(target, result)
+            target += stride
+            values = coming
+
+
+def pack(
+    backend: CudaBackend, format_name: str, blocks: Any, outputs: int, inputs: int, experts: int
+) -> TritonWeight:
+    return pack_blocks(backend, format_name, blocks, outputs, inputs, experts)
+
+
+def stride_of(array: torch.Tensor) -> int:
+    """Distance of two rows in elements; also right for one row."""
+    return array.stride(0)
+
+
+def input_views(x: Activation, weight: TritonWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `weight` reads of an activation: words and floats of the int8 form, or twice the float32 rows as words."""
+    if weight.quantised:
+        assert x.q8 is not None, "a quantised weight needs a quantised activation"
+        return q8_views(x.q8)
+    return x.f32.array.view(torch.int32), x.f32.array
+
+
+def constants(weight: TritonWeight, prefix: str = "") -> dict[str, int]:
+    form = weight.form
+    return {f"{prefix}BITS": form.bits, f"{prefix}MODE": form.mode, f"{prefix}ZERO": form.zero}
+
+
+def record(
+    recorder: CudaRecorder,
+    x: Activation,
+    weights: Sequence[TritonWeight],
+    out: Sequence[Buffer],
+    *,
+    add: bool,
+) -> None:
+    """Weights of one form and width share a launch (up to 4), since they read the same rows.
+
+    Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
+    """
+    pending = list(zip(weights, out, strict=True))
+    while pending:
+        first = pending[0][0]
+        group = [pair for pair in pending if (pair[0].form, pair[0].inputs) == (first.form, first.inputs)]
+        group = group[:MOST]
+        pending = [pair for pair in pending if not any(pair is taken for taken in group)]
+        _launch(recorder, x, group, add)
+
+
+def _launch(
+    recorder: CudaRecorder,
+    x: Activation,
+    group: Sequence[tuple[TritonWeight, Buffer]],
+    add: bool,
+) -> None:
+    weight = group[0][0]
+    outputs = sum(w.total for w, _ in group)
+    tile = choose_tile(weight.form, weight.groups, outputs, recorder.owner.sms)
+    words, floats = input_views(x, weight)
+    rows = recorder.rows
+    block = min(rows, 16)
+    args: list[Any] = []
+    first = 0
+    for index in range(MOST):
+        w, buffer = group[min(index, len(group) - 1)]
+        assert buffer.width >= w.padded_outputs, (buffer.width, w.padded_outputs)
+        assert w.total % tile.rows == 0, (w.total, tile)
+        args += [w.words, w.total, buffer.array, stride_of(buffer.array)]
+        if index:
+            args.append(first)
+        if index < len(group):
+            first += w.total // tile.rows
+    recorder.launch(
+        linear_kernel, (first, -(-rows // block)),
+        words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
+        COUNT=len(group), ADD=add, ONE=rows == 1, **constants(weight), **tile.constants(),
+        num_warps=tile.warps, **EXACT,
+    )  # fmt: skip

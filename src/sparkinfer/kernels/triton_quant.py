@@ -1,0 +1,363 @@
+"""Triton building blocks of every matrix product: packed weights to integer codes, exact dots with int8 activations.
+
+A weight lies in memory as `kernels/linear/triton_pack.py` describes it. A program holds a tile of it in registers for
+all rows it computes. A tile is [F, B, 4] words of four codes: F walks along the groups of 32 columns (and, when a row
+has fewer groups than a warp has lanes, over several runs of outputs), B over outputs. The first axis is the one that
+spreads over lanes, so an output's sum ends in shuffles inside a warp, and the activation's words serve all B outputs.
+
+Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
+multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows, and a row is computed
+by the same instructions whatever the number of rows (the loop over rows is a loop at run time). Kernels are launched with
+`enable_fp_fusion=False`, so the compiler fuses nothing else.
+"""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+# How scales are stored ("modes"): a half per group; half scale and half minimum per group; bytes scale and minimum per
+# group with halves d and dmin per 256; two bytes per group (a scale per 16) with d; four bytes (scale, minimum per 16).
+HALF, HALF_MIN, BYTES, PAIR, PAIR_MIN = 0, 1, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Form:
+    """Packed form of a format. `bits`: 4, 5, 6 or 8 of integer codes; 32, 16, 17 for float32, float16, bfloat16.
+
+    `zero` is subtracted from every code (mode HALF only, by means of the activation's sums).
+    """
+
+    bits: int
+    mode: int = HALF
+    zero: int = 0
+
+    @property
+    def quantised(self) -> bool:
+        return self.bits <= 8
+
+    @property
+    def group(self) -> int:
+        """Columns of a group: what 16 or 32 bytes of the main plane hold."""
+        return 32 if self.quantised else 4 if self.bits == 32 else 8
+
+    @property
+    def main_words(self) -> int:
+        """int32 words per group in the main plane."""
+        return 8 if self.bits == 8 else 4
+
+    @property
+    def extra_words(self) -> int:
+        return {5: 1, 6: 2}.get(self.bits, 0)
+
+    @property
+    def scale_halves(self) -> int:
+        """16-bit items per group in the scale plane."""
+        return 0 if not self.quantised else 2 if self.mode in (HALF_MIN, PAIR_MIN) else 1
+
+    @property
+    def has_super(self) -> bool:
+        """A word (d, dmin) per 256 columns."""
+        return self.quantised and self.mode >= BYTES
+
+
+FORMS = {
+    "F32": Form(32),
+    "F16": Form(16),
+    "BF16": Form(17),
+    "Q4_0": Form(4, HALF, 8),
+    "Q4_1": Form(4, HALF_MIN),
+    "Q5_0": Form(5, HALF, 16),
+    "Q5_1": Form(5, HALF_MIN),
+    "Q8_0": Form(8, HALF),
+    "IQ4_NL": Form(8, HALF),
+    "Q4_K": Form(4, BYTES),
+    "Q5_K": Form(5, BYTES),
+    "IQ4_XS": Form(8, BYTES),
+    "Q6_K": Form(6, PAIR),
+    "Q2_K": Form(4, PAIR_MIN),
+    "Q3_K": Form(4, PAIR_MIN),
+}
+
+
+@triton.jit
+def bound(n):
+    """A number of turns for `range`: the interpreter's scalars are arrays of one element."""
+    if INTERPRETED:
+        return n.handle.data.item()
+    else:
+        return n
+
+
+@triton.jit
+def dp4a(a, b, c):
+    """c + the dot of four signed bytes of a and b."""
+    if INTERPRETED:
+        out = c
+        for s in tl.static_range(4):
+            out += ((a << (24 - 8 * s)) >> 24) * ((b << (24 - 8 * s)) >> 24)
+        return out
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, c],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def half_of(word):
+    """The float16 in the low 16 bits, as float32."""
+    return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def signed_byte(word, shift: tl.constexpr):
+    return (word << (24 - shift)) >> 24
+
+
+@triton.jit
+def _get(pointer, live, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(pointer)
+    else:
+        return tl.load(pointer, mask=live, other=0)
+
+
+@triton.jit
+def weight_codes(w, total, row, n, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.constexpr):
+    """lo and hi int32 [F, B, 4]: codes 0-15 and 16-31 of every group as signed bytes (6 bits: 4 (q - 32))."""
+    i = tl.arange(0, 4)[None, None, :]
+    n3, g3 = n[:, :, None], g[:, :, None]
+    if EVEN:
+        live3 = live
+    else:
+        live3 = live[:, :, None]
+    if BITS == 8:
+        at = w + row * (groups * 8)
+        lo = _get(at + n3 * (groups * 8) + g3 * 4 + i, live3, EVEN)
+        hi = _get(at + n3 * (groups * 8) + (groups + g3) * 4 + i, live3, EVEN)
+    else:
+        q = _get(w + row * (groups * 4) + n3 * (groups * 4) + g3 * 4 + i, live3, EVEN)
+        if BITS == 6:
+            # bits 2i, 2i + 1 of a byte of the extra words are the upper two bits of one code, the top one flipped;
+            # the byte (code << 2) ^ 128 is 4 (code - 32) as a signed number
+            at = w + total.to(tl.int64) * (groups * 4) + row * (groups * 2)
+            a = _get(at + n * (groups * 2) + g * unit, live, EVEN)[:, :, None]
+            b = _get(at + n * (groups * 2) + groups + g * unit, live, EVEN)[:, :, None]
+            lo = ((q << 2) & 0x3C3C3C3C) | ((a << (6 - 2 * i)) & -0x3F3F3F40)
+            hi = ((q >> 2) & 0x3C3C3C3C) | ((b << (6 - 2 * i)) & -0x3F3F3F40)
+        else:
+            lo = q & 0x0F0F0F0F
+            hi = (q >> 4) & 0x0F0F0F0F
+            if BITS == 5:  # bit i of a byte belongs to lo, bit 4 + i to hi
+                at = w + total.to(tl.int64) * (groups * 4) + row * groups
+                a = _get(at + n * groups + g * unit, live, EVEN)[:, :, None]
+                lo = lo | ((a << (4 - i)) & 0x10101010)
+                hi = hi | ((a >> i) & 0x10101010)
+    return lo, hi
+
+
+@triton.jit
+def weight_scales(
+    w, total, row, n, g, groups, unit, live,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """s and m float32 [F, B] (m is negative: it is added), and packed bytes int32 [F, B] of modes with sub-scales."""
+    WORDS: tl.constexpr = 8 if BITS == 8 else BITS if BITS == 5 else 6 if BITS == 6 else 4
+    start = w + total.to(tl.int64) * (groups * WORDS)
+    if MODE == 1 or MODE == 4:
+        word = _get(start + row * groups + n * groups + g * unit, live, EVEN)
+        supers = start + total.to(tl.int64) * groups
+    else:
+        halves = start.to(tl.pointer_type(tl.int16)) + row * groups
+        word = _get(halves + n * groups + g * unit, live, EVEN).to(tl.int32)
+        supers = start + (total // 2).to(tl.int64) * groups
+    if MODE >= 2:
+        blocks = groups // 8
+        pair = _get(supers + row * blocks + n * blocks + g // 8, live, EVEN)
+        d = half_of(pair)
+    if MODE == 0:
+        s = half_of(word)
+        m = s * (-1.0 * ZERO)
+    elif MODE == 1:
+        s = half_of(word)
+        m = half_of(word >> 16)
+    elif MODE == 2:
+        s = d * signed_byte(word, 0).to(tl.float32)
+        m = (half_of(pair >> 16) * -1.0) * ((word >> 8) & 255).to(tl.float32)
+    elif MODE == 3:
+        s = d * 0.25  # the codes are four times too large
+        m = s
+    else:
+        s = d
+        m = half_of(pair >> 16) * -1.0
+    return s, m, word
+
+
+@triton.jit
+def weight_part(
+    w, total, row, n, g, groups, unit, live,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of a weight in registers: what `part_dot` takes. Floats: the values [F, B, V] and three dummies."""
+    if BITS > 8:
+        V: tl.constexpr = 4 if BITS == 32 else 8
+        i = tl.arange(0, V)[None, None, :]
+        if BITS == 32:
+            at = w.to(tl.pointer_type(tl.float32))
+        elif BITS == 16:
+            at = w.to(tl.pointer_type(tl.float16))
+        else:
+            at = w.to(tl.pointer_type(tl.bfloat16))
+        at = at + row * (groups * V)
+        if EVEN:
+            live3 = live
+        else:
+            live3 = live[:, :, None]
+        values = _get(at + n[:, :, None] * (groups * V) + g[:, :, None] * V + i, live3, EVEN)
+        return values, values, 0.0, 0.0, 0
+    else:
+        lo, hi = weight_codes(w, total, row, n, g, groups, unit, live, BITS, EVEN)
+        s, m, word = weight_scales(
+            w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN
+        )
+        return lo, hi, s, m, word
+
+
+@triton.jit
+def input_part(x, xf, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.constexpr):
+    """What `part_dot` takes of a row: words [F, 1, 4] twice, scales and scaled sums [F, 1]; floats: [F, 1, V]."""
+    if EVEN:
+        live3 = live
+    else:
+        live3 = live[:, :, None]
+    if BITS > 8:
+        V: tl.constexpr = 4 if BITS == 32 else 8
+        i = tl.arange(0, V)[None, None, :]
+        values = _get(x.to(tl.pointer_type(tl.float32)) + g[:, :, None] * V + i, live3, EVEN)
+        return values, values, 0.0, 0.0
+    else:
+        i = tl.arange(0, 4)[None, None, :]
+        lo = _get(x + g[:, :, None] * 8 + i, live3, EVEN)
+        hi = _get(x + g[:, :, None] * 8 + 4 + i, live3, EVEN)
+        return lo, hi, _get(xf + g * unit, live, EVEN), _get(xf + groups + g * unit, live, EVEN)
+
+
+@triton.jit
+def part_dot(v, part, x, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr):
+    """v [F, B] plus, per group, the products of a weight's tile with a row."""
+    lo, hi, s, m, word = part
+    xlo, xhi, xd, xs = x
+    if BITS > 8:
+        return v + tl.sum(lo.to(tl.float32) * xlo, 2)
+    else:
+        none = tl.zeros_like(lo)
+        if MODE <= 2:
+            dot = tl.sum(dp4a(hi, xhi, dp4a(lo, xlo, none)), 2)
+            v = tl.fma(s * xd, dot.to(tl.float32), v)
+            if MODE > 0 or ZERO > 0:
+                v = tl.fma(m, xs, v)
+            return v
+        else:
+            a = tl.sum(dp4a(lo, xlo, none), 2) * signed_byte(word, 0)
+            a += tl.sum(dp4a(hi, xhi, none), 2) * signed_byte(word, 8)
+            v = tl.fma(s * xd, a.to(tl.float32), v)
+            if MODE == 4:
+                zero = tl.zeros_like(xlo)
+                ones = zero + 0x01010101
+                b = tl.sum(dp4a(ones, xlo, zero), 2) * signed_byte(word, 16)
+                b += tl.sum(dp4a(ones, xhi, zero), 2) * (word >> 24)
+                v = tl.fma(m * xd, b.to(tl.float32), v)
+            return v
+
+
+@triton.jit
+def fold_sum(v, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """Sums over the groups of each run of outputs: [F, B] to [F / G * B], outputs in order."""
+    if F == G:
+        return tl.sum(v, 0)
+    else:
+        return tl.reshape(tl.sum(tl.reshape(v, [F // G, G, B]), 1), [F // G * B])
+
+
+@triton.jit
+def tile_rows(F: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """Places in a tile: outputs [F, B] (or [1, B]) relative to its first, and groups [F, 1] of the first chunk."""
+    f = tl.arange(0, F)[:, None]
+    if F == G:
+        return tl.arange(0, B)[None, :], f
+    else:
+        return (f // G) * B + tl.arange(0, B)[None, :], f % G
+
+
+@triton.jit
+def weight_parts(
+    w, total, row, groups, unit,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The whole width of F / G * B outputs from `row` (int64) on, as a tuple of CHUNKS tiles."""
+    n, first = tile_rows(F, G, B)
+    parts = ()
+    for c in tl.static_range(CHUNKS):
+        g = first + c * G
+        live = g < groups
+        parts = parts + (
+            weight_part(w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN),
+        )
+    return parts
+
+
+@triton.jit
+def input_parts(
+    x, xf, groups, unit,
+    BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """One row of the input, cut as `weight_parts` cuts the weight."""
+    n, first = tile_rows(F, G, B)
+    parts = ()
+    for c in tl.static_range(CHUNKS):
+        g = first + c * G
+        parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)
+    return parts
+
+
+@triton.jit
+def parts_dot(
+    weight, x,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """float32 [F / G * B]: the outputs of one row."""
+    v = tl.zeros([F, B], tl.float32)
+    for c in tl.static_range(CHUNKS):
+        v = part_dot(v, weight[c], x[c], BITS, MODE, ZERO)
+    return fold_sum(v, F, G, B)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def int8_blocks(y):
+    """Codes int32 [M, 32], scale and scale times sum of codes, float32 [M], of y float32 [M, 32].
+
+    The largest magnitude is found among the bit patterns, where a NaN is larger than any number: it reaches the scale.
+    """
+    bits = y.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    top = tl.max(bits, 1).to(tl.float32, bitcast=True)
+    scale = tl.div_rn(top, 127.0)
+    inverse = tl.where(top > 1e-36, tl.div_rn(127.0, top), 0.0)  # 127 over less is infinite
+    # adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits
+    code = (y * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = ((code << 24) >> 24)  # whatever a NaN gave becomes some byte
+    return code, scale, scale * tl.sum(code, 1).to(tl.float32)
