@@ -292,13 +292,15 @@ def test_what_has_no_digest_gets_no_receipt(record: Evaluation, key: SigningKey)
         receipt.issue(replace(record, source="published"), judge(record), key)
 
 
-def test_option_sets_are_subjects_by_the_digest_of_their_options(
-    record: Evaluation, key: SigningKey
-) -> None:
-    one, other = (Build("options", f"t{n}", "1" * 40, options={"threads": n}) for n in (1, 2))
-    found = receipt.subjects(replace(record, base=one, candidate=other))
-    assert found[0]["digest"]["gitCommit"] == found[1]["digest"]["gitCommit"]
-    assert found[0]["digest"]["sparkinferOptions"] != found[1]["digest"]["sparkinferOptions"]
+def test_option_sets_are_subjects_by_the_package_and_their_options(record: Evaluation) -> None:
+    sets = [
+        Build("options", f"t{n}", tree_sha="a" * 64, options=o)
+        for n, o in enumerate(({}, {"t": 2}))
+    ]
+    one, other = receipt.subjects(replace(record, base=sets[0], candidate=sets[1]))[:2]
+    assert set(one["digest"]) == set(other["digest"]) == {"sparkinferPackage", "sparkinferOptions"}
+    assert one["digest"]["sparkinferPackage"] == "a" * 64
+    assert one["digest"]["sparkinferOptions"] != other["digest"]["sparkinferOptions"]
 
 
 def test_the_first_of_a_kind_has_no_base(record: Evaluation) -> None:

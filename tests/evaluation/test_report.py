@@ -86,7 +86,7 @@ def test_the_table_has_the_original_rows() -> None:
     assert re.fullmatch(r"\d+\.\d\d tok/s \(base \d+\.\d\d tok/s\)", rows["Candidate AR"])
     assert rows["DFlash vs AR"].startswith("1.6")
     assert rows["Mean accept"].startswith("2.600 tokens a step")
-    assert rows["Accuracy, SPEC_AGREE"].startswith("PASS: ")
+    assert rows["Accuracy"] == "SPEC_AGREE PASS: 2 of 2 passed; chat: 64/64; code: 64/64"
     assert "clear" in rows["Guards"] or "open" in rows["Guards"]
     assert rows["Receipt"].startswith(receipt.receipt_id(issued))
     assert "555555555555" in rows["Candidate"] and "merged onto 111111111111" in rows["Candidate"]
@@ -119,8 +119,18 @@ def test_a_failed_check_is_named_first() -> None:
     record = evaluation()
     broken = replace(record, correctness=(*record.correctness[:-1], bad))
     rows = table_of(next(both(broken)))
-    assert rows["Accuracy, SPEC_AGREE"] == "FAIL: 1 of 2 failed; code: 31/64 at token 31"
+    assert rows["Accuracy"] == "SPEC_AGREE FAIL: 1 of 2 failed; code: 31/64 at token 31"
     assert rows["Label"] == "eval-dflash:REJECT"
+
+
+def test_the_accuracy_line_counts_tokens_over_all_cells() -> None:
+    record = evaluation()
+    counted = tuple(
+        replace(c, numbers={"agree": 1.0 if c.cell == "chat" else 0.75, "tokens": 64.0})
+        for c in record.correctness
+    )
+    rows = table_of(next(both(replace(record, correctness=counted))))
+    assert rows["Accuracy"].startswith("SPEC_AGREE 112/128 = 0.8750, PASS: 2 of 2 passed")
 
 
 def hostile() -> Evaluation:

@@ -130,9 +130,8 @@ def statement_of(payload: bytes) -> dict[str, Any]:
 
 
 def plan_digest(scope: Scope, plan: Plan, base: Build, candidate: Build) -> str:
-    """Return the SHA-256 of what is fixed before a run: scope, plan and what the two builds are made from."""
-    made_from = [(b.kind, b.name, b.sha, dict(b.options)) for b in (base, candidate)]
-    return codec.digest({"scope": scope, "plan": plan, "builds": made_from})
+    """Return the SHA-256 of what is fixed before a run: scope, plan and the two builds."""
+    return codec.digest({"scope": scope, "plan": plan, "base": base, "candidate": candidate})
 
 
 def subjects(evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -152,17 +151,25 @@ def subjects(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def _build_digests(side: str, build: Build) -> dict[str, str]:
-    """Digests by in-toto's names (gitCommit, gitTree, sha256); sparkinferOptions is that of the option set."""
+    """Digests by in-toto's names (gitCommit, gitTree, sha256 of the wheel) and two of our own.
+
+    sparkinferPackage is over the files of the installed package that option sets share, sparkinferOptions over the
+    options.
+    """
+    sets = build.kind == "options"
     named = {
         "gitCommit": build.sha,
-        "gitTree": build.tree_sha,
+        "sparkinferPackage" if sets else "gitTree": build.tree_sha,
         "sha256": build.wheel_sha256,
-        "sparkinferOptions": codec.digest(build.options) if build.options else None,
     }
     found = {name: value for name, value in named.items() if value is not None}
     wrong = [value for value in found.values() if not HEX.fullmatch(value)]
     if wrong or not found:
         raise OptionError(
-            f"build {side!r}: {wrong or 'it has no commit, wheel or options'}; expected full digests in hex"
+            f"build {side!r}: {wrong or 'it has no commit, tree or wheel'}; expected full digests in hex"
         )
-    return found
+    return (
+        {**found, "sparkinferOptions": codec.digest(build.options)}
+        if sets or build.options
+        else found
+    )

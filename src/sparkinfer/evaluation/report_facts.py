@@ -191,6 +191,16 @@ def accuracy(evaluation: Evaluation, side: str = "candidate") -> list[tuple[str,
     return [(check, all(c.passed for c in many), _outcome(many)) for check, many in checks.items()]
 
 
+def agreement(many: Sequence[Correctness]) -> str:
+    """Return the original's figure, `640/640 = 1.0000`, over cells that counted tokens; empty where none did."""
+    counted = [c.numbers for c in many if "agree" in c.numbers and c.numbers.get("tokens", 0) > 0]
+    total = sum(numbers["tokens"] for numbers in counted)
+    if not total:
+        return ""
+    equal = sum(numbers["agree"] * numbers["tokens"] for numbers in counted)
+    return f"{equal:.0f}/{total:.0f} = {equal / total:.4f}"
+
+
 def _outcome(many: Sequence[Correctness]) -> str:
     failed = [one for one in many if not one.passed]
     if failed:
@@ -203,11 +213,20 @@ def _outcome(many: Sequence[Correctness]) -> str:
 
 
 def _accuracy_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """The original's accuracy line first: SPEC_AGREE with its share, then every other check."""
+    """Each check of the candidate; SPEC_AGREE is the original's accuracy line."""
     out = []
     for check, passed, text in accuracy(evaluation):
-        named = check.upper() if check.lower() == "spec_agree" else check
-        out.append((f"Accuracy, {named}", f"{'PASS' if passed else 'FAIL'}: {text}"))
+        verdict = "PASS" if passed else "FAIL"
+        if check == "spec_agree":
+            mine = [c for c in evaluation.correctness if (c.check, c.side) == (check, "candidate")]
+            share = agreement(mine)
+            verdict = f"SPEC_AGREE {share}, {verdict}" if share else f"SPEC_AGREE {verdict}"
+        out.append(
+            (
+                "Accuracy" if check == "spec_agree" else f"Accuracy, {clean(check, 60)}",
+                f"{verdict}: {text}",
+            )
+        )
     return out or [("Accuracy", "not checked")]
 
 
