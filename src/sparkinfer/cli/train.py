@@ -55,6 +55,9 @@ def command(
         int, typer.Option("--vocabulary", help="Tokens the draft can propose; 0: all.")
     ] = 0,
     markov: Annotated[int, typer.Option("--markov", help="Rank of a Markov head; 0: none.")] = 0,
+    own_head: Annotated[
+        bool, typer.Option("--own-head", help="Learn an LM head, instead of using the target's.")
+    ] = False,
     conversations: Annotated[
         int, typer.Option("--conversations", min=1, help="Conversations the model writes.")
     ] = 2048,
@@ -82,6 +85,12 @@ def command(
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 1e-3,
     optimiser: Annotated[str, typer.Option("--optimiser", help="adamw | muon.")] = "adamw",
     weighting: Annotated[str, typer.Option("--weighting", help="dpace | exponential.")] = "dpace",
+    reach: Annotated[
+        float,
+        typer.Option(
+            "--reach", min=0, help="D-PACE: slots after this many matter little; 0: all do."
+        ),
+    ] = 0.0,
     distill: Annotated[
         float, typer.Option("--distill", help="Share of the loss on the target's distribution.")
     ] = 0.0,
@@ -132,6 +141,7 @@ def command(
                 lr=lr,
                 optimiser=optimiser,
                 weighting=weighting,
+                reach=reach,
                 distill=distill,
                 seed=seed,
                 evaluate_every=evaluate_every,
@@ -147,6 +157,7 @@ def command(
             window=window,
             vocabulary=vocabulary,
             markov_rank=markov,
+            own_head=own_head,
             conversations=data,
             prompts=prompts,
             held_out=held_out,

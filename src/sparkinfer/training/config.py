@@ -18,6 +18,7 @@ class DraftShape:
     `window` 0 lets a block see all context, else only keys nearer than `window` positions. `markov_rank` 0 leaves the
     Markov head out. `from_anchor`: the anchor's row proposes the token after it and every row its successor, so
     `block` rows give `block` tokens; else row k gives the token at its own place and the anchor's row gives none.
+    `own_head`: the LM head is learnt and stored, else the target's rows serve.
     """
 
     n_embd: int
@@ -39,6 +40,7 @@ class DraftShape:
     mask_token: int = 0
     vocabulary: int = 0
     markov_rank: int = 0
+    own_head: bool = False
 
     def __post_init__(self) -> None:
         bad = [tap for tap in self.taps if not 0 <= tap < self.target_layers]
@@ -108,7 +110,9 @@ class TrainPlan:
     """How the draft learns. A step sees `rows` conversations with `anchors` blocks each.
 
     The run ends after `steps`, or after `minutes` where that is not 0 (then steps only bound it). The learning rate
-    rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak.
+    rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak. `gamma` belongs to
+    the exponential weighting; `reach` (0: none) makes D-PACE value an accepted slot m at exp(-(m - 1) / reach), for
+    machines that verify few rows.
     """
 
     steps: int = 2000
@@ -123,6 +127,7 @@ class TrainPlan:
     weighting: str = "dpace"
     smoothing: float = 0.5
     gamma: float = 4.0
+    reach: float = 0.0
     distill: float = 0.0
     seed: int = 0
     report_every: int = 100

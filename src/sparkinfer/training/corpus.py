@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from torch import Tensor
 from sparkinfer.errors import GGUFError, MissingFileError
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan
-from sparkinfer.training.generate import converse, make_script
-from sparkinfer.training.prompts import Frame, Turn, random_turns
+from sparkinfer.training.generate import Script, converse, make_script
+from sparkinfer.training.prompts import Frame, Turn, random_turns, vocabulary_words
 from sparkinfer.training.target import TorchTarget
 
 LATER_TURNS = 4096  # different starts of second and later turns in a batch
@@ -74,6 +76,28 @@ class Corpus:
             np.concatenate([part.tokens for part in parts]),
             np.concatenate([part.answers for part in parts]),
         )
+
+    def without(self, sequences: Sequence[Sequence[int]]) -> Corpus:
+        """The rows in which none of these sequences of tokens occurs."""
+        kept = np.ones(len(self), np.bool_)
+        for sequence in sequences:
+            if not 0 < len(sequence) <= self.tokens.shape[1]:
+                continue
+            counts = self._counts[list(sequence)]
+            rarest = int(counts.argmin())
+            rows, places = np.nonzero(self.tokens == sequence[rarest])
+            places -= rarest
+            fits = (places >= 0) & (places + len(sequence) <= self.tokens.shape[1])
+            rows, places = rows[fits], places[fits]
+            found = self.tokens[rows[:, None], places[:, None] + np.arange(len(sequence))]
+            kept[rows[(found == np.asarray(sequence)).all(1)]] = False
+        return self if kept.all() else Corpus(self.tokens[kept], self.answers[kept])
+
+    @cached_property
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """How often every token occurs, up to the highest id that could."""
+        size = max(1 << 18, int(self.tokens.max(initial=0)) + 1)
+        return np.bincount(self.tokens.ravel(), minlength=size)
 
     def frequent(
         self, count: int, n_vocab: int, always: Sequence[int] = ()
@@ -133,33 +157,99 @@ def write_conversations(
     prompts: Sequence[Turn] = (),
     excluded: frozenset[str] = frozenset(),
     progress: Progress | None = None,
-    enough: Callable[[], bool] = lambda: False,
     compiled: bool = False,
 ) -> Corpus:
-    """Let the target write `plan.rows` conversations, fewer when `enough()` is true after a batch.
+    """Let the target write `plan.rows` conversations.
 
-    `prompts` replaces the built-in starts of user turns; none of `excluded` is used.
+    `prompts` replaces the built-in starts of user turns; no conversation has one of `excluded`.
     """
     parts: list[Corpus] = []
-    made, stop = 0, sorted(frame.stop_ids)
-    if compiled:
-        target.compile_append()
-    while made < plan.rows and not (parts and enough()):
-        rows, number = min(plan.batch, plan.rows - made), seed * 1_000_003 + len(parts)
-        turns = _turns(rows + LATER_TURNS, number, prompts, excluded)
-        encoded = [(tokenizer.encode(t.text, add_special=False), t.complete) for t in turns]
-        script = make_script(encoded[:rows], encoded[rows:], frame)
-        tokens, answers = converse(target, script, stop, plan, number, compiled=compiled)
-        parts.append(Corpus(tokens.numpy().astype(np.uint32), answers.numpy()))
-        made += rows
+    batches = conversation_batches(
+        target, tokenizer, frame, plan, seed, prompts=prompts, excluded=excluded, compiled=compiled
+    )
+    for part in batches:
+        parts.append(part)
         if progress:
-            progress("conversations", made, plan.rows)
+            progress("conversations", min(plan.rows, plan.batch * len(parts)), plan.rows)
     return Corpus.joined(parts)
 
 
-def _turns(count: int, seed: int, prompts: Sequence[Turn], excluded: frozenset[str]) -> list[Turn]:
+def conversation_batches(
+    target: TorchTarget,
+    tokenizer: Tokenizer,
+    frame: Frame,
+    plan: DataPlan,
+    seed: int,
+    *,
+    prompts: Sequence[Turn] = (),
+    excluded: frozenset[str] = frozenset(),
+    compiled: bool = False,
+) -> Iterator[Corpus]:
+    """The conversations of `write_conversations`, a batch at a time; the caller may stop at any of them."""
+    stop, words = sorted(frame.stop_ids), vocabulary_words(tokenizer)
+    whole = [tokenizer.encode(text, add_special=False) for text in sorted(excluded)]
+    sizes = [min(plan.batch, plan.rows - start) for start in range(0, plan.rows, plan.batch)]
+
+    def script_of(number: int) -> Script:
+        turns = _turns(sizes[number], LATER_TURNS, _number(seed, number), prompts, excluded, words)
+        first, later = (
+            [(tokenizer.encode(t.text, add_special=False), t.complete) for t in some]
+            for some in turns
+        )
+        return make_script(first, later, frame)
+
+    writer = _Writer(target, stop, plan, compiled)
+    # The next batch's questions are made while the device writes this one's answers.
+    with ThreadPoolExecutor(1) as ahead:
+        waiting = ahead.submit(script_of, 0)
+        for number in range(len(sizes)):
+            script = waiting.result()
+            if number + 1 < len(sizes):
+                waiting = ahead.submit(script_of, number + 1)
+            tokens, answers = writer(script, _number(seed, number))
+            yield Corpus(tokens.numpy().astype(np.uint32), answers.numpy()).without(whole)
+
+
+def _number(seed: int, batch: int) -> int:
+    return seed * 1_000_003 + batch
+
+
+class _Writer:
+    """Batches of conversations: on a GPU, where asked to compile, by a recorded step, else by `converse`."""
+
+    def __init__(
+        self, target: TorchTarget, stop: Sequence[int], plan: DataPlan, compiled: bool
+    ) -> None:
+        self.target, self.stop, self.plan, self.compiled = target, stop, plan, compiled
+        self._recorded = compiled and target.device.type == "cuda" and target.recordable
+        self._graph: Any = None
+        if compiled:
+            target.compile_append()
+
+    def __call__(self, script: Script, seed: int) -> tuple[Tensor, Tensor]:
+        if not self._recorded:
+            return converse(self.target, script, self.stop, self.plan, seed, compiled=self.compiled)
+        if self._graph is None or not self._graph.serves(script):
+            from sparkinfer.training.graph_writer import GraphWriter
+
+            self._graph = None  # gives its memory back first
+            self._graph = GraphWriter(self.target, script, self.stop, self.plan)
+        written: tuple[Tensor, Tensor] = self._graph.write(seed)
+        return written
+
+
+def _turns(
+    first: int,
+    later: int,
+    seed: int,
+    prompts: Sequence[Turn],
+    excluded: frozenset[str],
+    words: Sequence[str],
+) -> tuple[list[Turn], list[Turn]]:
+    """Starts of first and of later user turns."""
     if not prompts:
-        return random_turns(count, seed, excluded)
-    return random.Random(seed).choices(
-        [turn for turn in prompts if turn.text not in excluded], k=count
-    )
+        turns = random_turns(first, seed, excluded, words)
+        return turns, random_turns(later, seed + 500_000, excluded, words, later=True)
+    fit = [turn for turn in prompts if turn.text not in excluded]
+    chosen = random.Random(seed).choices(fit, k=first + later)
+    return chosen[:first], chosen[first:]

@@ -62,7 +62,7 @@ class DraftLayer(nn.Module):
 class DraftModel(nn.Module):
     """The trained part: projection of the features, layers, norms, the mask's embedding, perhaps a Markov head.
 
-    Embedding and LM head are the target's, frozen, and not part of the draft.
+    The embedding is the target's, frozen, and not part of the draft; so is the LM head unless the shape has its own.
     """
 
     def __init__(self, shape: DraftShape) -> None:
@@ -73,6 +73,7 @@ class DraftModel(nn.Module):
         self.norm = nn.Parameter(torch.ones(shape.n_embd))
         self.mask_embedding = nn.Parameter(torch.zeros(shape.n_embd))
         self.layers = nn.ModuleList(DraftLayer(shape) for _ in range(shape.layers))
+        self.lm_head = _matrix(shape.outputs, shape.n_embd) if shape.own_head else None
         self.markov_w1 = self.markov_w2 = None
         if shape.markov_rank:
             self.markov_w1 = _matrix(shape.n_vocab, shape.markov_rank)
@@ -108,8 +109,10 @@ class DraftModel(nn.Module):
 
     def logits(self, streams: Tensor, previous: Tensor, head: Tensor) -> Tensor:
         """Logits [..., outputs] of slot streams [..., h] after the tokens `previous` [...]; head: the target's rows
-        [outputs, h].
+        [outputs, h], which a draft with a head of its own does not use.
         """
+        if self.lm_head is not None:
+            head = self.lm_head.to(head.dtype)
         if self.markov_w1 is None or self.markov_w2 is None:
             return F.linear(streams, head)
         before = F.embedding(previous, self.markov_w1).to(streams.dtype)

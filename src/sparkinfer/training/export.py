@@ -1,8 +1,8 @@
 """Writing a draft: the safetensors layout of published drafts, and GGUF with the keys and names of llama.cpp.
 
 Additions of ours, in both: `mask_embedding` [n_embd], the learnt embedding of the mask; `draft_ids` int32 [outputs],
-the target ids of the draft's outputs where it has a vocabulary of its own. The rows of the LM head are not stored:
-they are the target's.
+the target ids of the draft's outputs where it has a vocabulary of its own. The rows of the LM head are stored only
+where the draft has learnt its own; else they are the target's.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 _NAMES = {
+    "lm_head": "output",
     "fc": "fc",
     "hidden_norm": "enc.output_norm",
     "norm": "output_norm",
@@ -60,6 +61,8 @@ def config_json(shape: DraftShape) -> dict[str, Any]:
         inner["markov_rank"] = shape.markov_rank
     if shape.vocabulary:
         inner["draft_vocab_size"] = shape.vocabulary
+    if shape.own_head:
+        inner["own_head"] = True
     return {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
@@ -111,6 +114,7 @@ def shape_of_config(config: Mapping[str, Any]) -> DraftShape:
             mask_token=inner["mask_token_id"],
             vocabulary=inner.get("draft_vocab_size", 0),
             markov_rank=inner.get("markov_rank", 0),
+            own_head=inner.get("own_head", False),
         )
     except KeyError as error:
         raise GGUFError(f"the draft's config has no {error}") from None
@@ -271,6 +275,7 @@ def _shape_of_metadata(file: GGUFFile) -> DraftShape:
         mask_token=file.require("tokenizer.ggml.mask_token_id", int),
         vocabulary=number("draft_vocab_size", 0),
         markov_rank=number("markov_rank", 0),
+        own_head="output.weight" in file.tensors,
     )
 
 
@@ -280,6 +285,8 @@ def tensor_names(shape: DraftShape) -> list[str]:
     names += [f"layers.{n}.{part}.weight" for n in range(shape.layers) for part in _LAYER_NAMES]
     if shape.markov_rank:
         names += ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight"]
+    if shape.own_head:
+        names.append("lm_head.weight")
     if shape.vocabulary:
         names.append("draft_ids")
     return names

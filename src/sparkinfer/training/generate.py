@@ -11,15 +11,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparkinfer.errors import RequestError
 from sparkinfer.training.config import DataPlan
 from sparkinfer.training.prompts import Frame
-from sparkinfer.training.target import KeyValues, TorchTarget
+from sparkinfer.training.target import TorchTarget
 
 GIVEN, USER, ANSWER, DONE = range(4)
+GIVEN_WIDTH = 128  # given tokens are kept in a table of a multiple of this width
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,44 @@ def pick(logits: Tensor, noise: Tensor, heat: Tensor, log_min_p: float) -> tuple
 
 
 class _Given:
-    """The pieces of a script as a table on the device: tokens [pieces, longest], lengths and next stages [pieces]."""
+    """The pieces of a script as a table on the device: tokens [pieces, width], lengths and next stages [pieces]."""
 
     def __init__(self, script: Script, device: torch.device) -> None:
-        pieces = [script.answer, *script.first, *script.later]
+        longest = max(len(piece.tokens) for piece in _pieces(script))
+        self.width = -(-longest // GIVEN_WIDTH) * GIVEN_WIDTH
+        tokens, lengths, then = self._table(script)
+        self.later, self.n_later = 1 + len(script.first), len(script.later)
+        self.tokens, self.lengths = tokens.to(device), lengths.to(device)
+        self.then = then.to(device)
+
+    def replace(self, script: Script) -> bool:
+        """Take another script's pieces in the same memory; False where they do not fit."""
+        counts = (1 + len(script.first), len(script.later))
+        longest = max(len(piece.tokens) for piece in _pieces(script))
+        if counts != (self.later, self.n_later) or longest > self.width:
+            return False
+        for own, value in zip(
+            (self.tokens, self.lengths, self.then), self._table(script), strict=True
+        ):
+            own.copy_(value)
+        return True
+
+    def _table(self, script: Script) -> tuple[Tensor, Tensor, Tensor]:
+        pieces = _pieces(script)
         if not all(piece.tokens for piece in pieces):
             raise RequestError("the chat template writes nothing before a turn: cannot generate")
-        self.later, self.n_later = 1 + len(script.first), len(script.later)
-        longest = max(len(piece.tokens) for piece in pieces)
-        table = torch.zeros(len(pieces), longest, dtype=torch.long)
+        table = np.zeros((len(pieces), self.width), np.int64)
         for row, piece in enumerate(pieces):
-            table[row, : len(piece.tokens)] = torch.tensor(piece.tokens)
-        self.tokens = table.to(device)
-        self.lengths = torch.tensor([len(piece.tokens) for piece in pieces], device=device)
-        self.then = torch.tensor([piece.then for piece in pieces], device=device)
+            table[row, : len(piece.tokens)] = piece.tokens
+        return (
+            torch.from_numpy(table),
+            torch.tensor([len(piece.tokens) for piece in pieces]),
+            torch.tensor([piece.then for piece in pieces]),
+        )
+
+
+def _pieces(script: Script) -> list[Piece]:
+    return [script.answer, *script.first, *script.later]
 
 
 class Conversations:
@@ -99,11 +125,11 @@ class Conversations:
         stop_ids: Sequence[int],
         plan: DataPlan,
         warm: Tensor,
-        random: torch.Generator,
+        random: torch.Generator | None,
         *,
         compiled: bool = False,
     ) -> None:
-        """`warm` [rows] marks the rows whose answers are drawn instead of greedy."""
+        """`warm` [rows] marks the rows whose answers are drawn instead of greedy; no generator: the device's own."""
         self.device, rows = warm.device, len(script.first)
         self.plan, self.warm, self.random = plan, warm, random
         self.given = _Given(script, self.device)
@@ -118,10 +144,10 @@ class Conversations:
 
     def next(self, logits: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next token of every row, and which of them are answers' own tokens, given logits [rows, n_vocab]."""
-        if logits is None:
-            drawn = torch.zeros_like(self.piece)
-        else:
-            drawn = self._draw(logits)
+        return self.advance(torch.zeros_like(self.piece) if logits is None else self._draw(logits))
+
+    def advance(self, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of every row, and which of them are answers' own tokens, where the model drew `drawn`."""
         ends = torch.isin(drawn, self.stop)
         self._leave_user(ends)
         cut = (self.stage == ANSWER) & (self.length >= self.plan.answer_limit)
@@ -139,11 +165,15 @@ class Conversations:
 
     def _draw(self, logits: Tensor) -> Tensor:
         """Greedy for answers of cool rows; else by temperature, tokens below min-p left out."""
-        heat = torch.where(self.stage == USER, 1.0, self.plan.warm_temperature)[:, None]
         noise = torch.empty(logits.shape, device=self.device).exponential_(generator=self.random)
-        greedy, sampled = self._pick(logits, noise, heat, math.log(self.plan.min_p))
-        cool = (self.stage == ANSWER) & ~self.warm
+        heats, cool = self.heats()
+        greedy, sampled = self._pick(logits, noise, heats[:, None], math.log(self.plan.min_p))
         return torch.where(cool, greedy, sampled)
+
+    def heats(self) -> tuple[Tensor, Tensor]:
+        """The rows' temperatures, float32, and which rows take the likeliest token instead, both [rows]."""
+        heats = torch.where(self.stage == USER, 1.0, self.plan.warm_temperature)
+        return heats, (self.stage == ANSWER) & ~self.warm
 
     def _leave_user(self, ends: Tensor) -> None:
         over = (self.stage == USER) & (ends | (self.length >= self.plan.user_limit))
@@ -186,7 +216,7 @@ def converse(
     random = torch.Generator(target.device).manual_seed(seed)
     warm = torch.rand(rows, generator=random, device=target.device) < plan.warm_share
     state = Conversations(script, stop_ids, plan, warm, random, compiled=compiled)
-    cache = KeyValues(target, rows, plan.length)
+    cache = target.new_cache(rows, plan.length)
     tokens = torch.zeros(rows, plan.length, dtype=torch.long, device=target.device)
     answers = torch.zeros(rows, plan.length, dtype=torch.bool, device=target.device)
     logits = None

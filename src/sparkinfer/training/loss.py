@@ -33,6 +33,9 @@ def slot_weights(losses: Tensor, counts: Tensor, plan: TrainPlan) -> Tensor:
         return torch.exp(-steps / plan.gamma) * counts
     accepted = plan.smoothing + (1 - plan.smoothing) * torch.exp(-losses.detach().float())
     reached = accepted.cumprod(-1) * counts
+    if plan.reach:
+        steps = torch.arange(losses.shape[-1], device=losses.device, dtype=torch.float32)
+        reached = reached * torch.exp(-steps / plan.reach)
     return reached.flip(-1).cumsum(-1).flip(-1) * counts
 
 

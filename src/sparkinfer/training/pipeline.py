@@ -27,7 +27,7 @@ from sparkinfer.training.export import read_folder, write_draft_gguf, write_fold
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
 from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
 from sparkinfer.training.target import TorchTarget, load_torch_target
-from sparkinfer.training.trainer import Trainer
+from sparkinfer.training.trainer import Trainer, output_head
 from sparkinfer.training.weights import arrays_of, draft_of
 
 HELD_OUT_ROWS = 64  # rows set aside where no prompts for measuring are given
@@ -52,6 +52,7 @@ class Job:
     window: int = 0
     vocabulary: int = 0
     markov_rank: int = 0
+    own_head: bool = False
     start_layers: tuple[int, ...] = ()
     start_draft: Path | None = None
     conversations: Path | None = None
@@ -118,6 +119,9 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
     size = sum(p.numel() for p in draft.parameters()) / 1e6
     vocabulary = f"vocabulary {shape.outputs} ({covered:.2%} of the answers)"
     say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, {vocabulary}")
+    if draft.lm_head is not None and job.start_draft is None:
+        with torch.no_grad():
+            draft.lm_head.copy_(output_head(setting.target, ids)[0].float())
     trainer = Trainer(
         setting.target,
         draft,
@@ -219,6 +223,7 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
         mask_token=mask_token(setting.tokenizer),
         vocabulary=job.vocabulary if job.vocabulary < c.n_vocab else 0,
         markov_rank=job.markov_rank,
+        own_head=job.own_head,
     )
 
 

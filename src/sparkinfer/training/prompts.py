@@ -1,14 +1,18 @@
 """What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
 
-Three of ten turns are left to the model from the first word; four begin with an opener of `questions.json`, which the
-model continues; the others are patterns of that file, filled at random. A pattern without closing punctuation is
-continued too.
+A fifth of the turns are left to the model from the first word. Half begin with an opener of `questions.json`, which
+the model continues; in every second of these a word of the tokenizer's vocabulary follows the opener, so that the
+questions are about twenty thousand different things. The others are patterns of that file, filled at random, words
+of the vocabulary included. A pattern without closing punctuation is continued too. A later turn may also ask about
+the answer before it.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +23,12 @@ from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import GGUFError, MissingFileError, RequestError
 from sparkinfer.tokenizer import Tokenizer
 
-FREE_SHARE, OPENER_SHARE = (
-    0.3,
-    0.4,
-)  # of the turns the model writes from the first word, after an opener
+# Of the turns: left to the model, an opener, an opener and a word; the rest are patterns.
+FREE_SHARE, OPENER_SHARE, WORD_SHARE = 0.2, 0.25, 0.25
+FOLLOW_UP_SHARE = 0.4  # of later turns
+FALLBACK_WORDS = ("water", "a house", "the sun", "music", "paper", "time")
+_WORD = re.compile(r" [a-z]{4,14}")
+_ANY = ("any", "any2", "any3", "any4")  # fields that a word of the vocabulary fills
 _ENDS = (".", "?", "!", "'")
 _MARKS = ("QZXQ", "WVKW")  # stand for message text while a template is taken apart
 
@@ -79,39 +85,73 @@ def domains() -> tuple[str, ...]:
     return tuple(_questions()["patterns"])
 
 
-def random_turn(rng: random.Random) -> Turn:
-    """One start of a user turn."""
+def vocabulary_words(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Tokens that look like a lower-case word of its own; a few are only the beginning of one."""
+    texts = (tokenizer.decode([token]) for token in range(tokenizer.n_vocab))
+    return tuple(text[1:] for text in texts if _WORD.fullmatch(text))
+
+
+def random_turn(rng: random.Random, words: Sequence[str], *, later: bool = False) -> Turn:
+    """One start of a user turn; a `later` one may follow up on an answer."""
+    words = words or FALLBACK_WORDS
+    if later and rng.random() < FOLLOW_UP_SHARE:
+        text = _filled(rng.choice(_questions()["followups"]), rng, words)
+        return Turn(text, text.endswith(_ENDS), "follow-up")
     kind = rng.random()
     if kind < FREE_SHARE:
         return Turn("", False, "free")
     domain = rng.choice(domains())
-    if kind < FREE_SHARE + OPENER_SHARE:
-        return Turn(rng.choice(_questions()["openers"][domain]), False, domain)
-    text = _filled(rng.choice(_questions()["patterns"][domain]), rng)
+    if kind < FREE_SHARE + OPENER_SHARE + WORD_SHARE:
+        text = rng.choice(_questions()["openers"][domain])
+        if kind >= FREE_SHARE + OPENER_SHARE:
+            text = f"{text.rstrip()} {rng.choice(words)}"
+        return Turn(text, False, domain)
+    text = _filled(rng.choice(_questions()["patterns"][domain]), rng, words)
     return Turn(text, text.endswith(_ENDS), domain)
 
 
-def _filled(pattern: str, rng: random.Random) -> str:
+_NUMBERS = {
+    "a": (10, 400),
+    "b": (10, 999),
+    "c": (2, 20),
+    "d": (2, 20),
+    "e": (2, 30),
+    "square": (2, 30),
+}
+
+
+def _filled(pattern: str, rng: random.Random, words: Sequence[str]) -> str:
+    """The pattern with a random value for every field; values may have fields themselves."""
     fill: dict[str, list[str]] = _questions()["fill"]
-    numbers = {"a": (10, 400), "b": (10, 999), "c": (2, 20), "square": (2, 30)}
     values: dict[str, str] = {}
     for _, name, _, _ in Formatter().parse(pattern):
-        if name is None:
+        if name is None or name in values:
             continue
-        if name in numbers:
-            number = rng.randint(*numbers[name])
+        if name in _ANY:
+            values[name] = rng.choice(words)
+        elif name in _NUMBERS:
+            number = rng.randint(*_NUMBERS[name])
             values[name] = str(number**2 if name == "square" else number)
+        elif name in ("c2", "c3"):  # multiples of c, which stands before them
+            values[name] = str(int(values["c"]) * int(name[1]))
         else:
-            values[name] = rng.choice(fill[name])
+            values[name] = _filled(rng.choice(fill[name]), rng, words)
     return pattern.format(**values)
 
 
-def random_turns(count: int, seed: int, excluded: frozenset[str] = frozenset()) -> list[Turn]:
+def random_turns(
+    count: int,
+    seed: int,
+    excluded: frozenset[str] = frozenset(),
+    words: Sequence[str] = (),
+    *,
+    later: bool = False,
+) -> list[Turn]:
     """`count` starts; none is a whole prompt of `excluded`, the prompts kept for measuring."""
     rng = random.Random(seed)
     turns: list[Turn] = []
     while len(turns) < count:
-        turn = random_turn(rng)
+        turn = random_turn(rng, words, later=later)
         if turn.text not in excluded:
             turns.append(turn)
     return turns
