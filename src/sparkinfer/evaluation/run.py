@@ -205,15 +205,17 @@ class Evaluator:
             self._note("interrupted", "Ctrl-C: the record has the blocks that were complete")
             raise
         finally:
-            self.save()
-        return self.record
+            record = self.save()
+        return record
 
-    def save(self) -> None:
-        """Write the record, whole or not at all."""
+    def save(self) -> Evaluation:
+        """Write the record, whole or not at all, and return what was written."""
+        record = self.record
         path = self._settings.output / RECORD
         part = path.with_name(f"{RECORD}.{os.getpid()}")
-        part.write_text(self.record.to_json())
+        part.write_text(record.to_json())
         part.replace(path)
+        return record
 
     # Stages
 
