@@ -189,6 +189,9 @@ class ToyTarget:
         """One feature a row: the number of rows computed so far."""
         return np.full((rows, len(self.taps)), self.computed, np.float32)
 
+    def feature_rows(self, rows: int) -> np.ndarray:
+        return np.empty((rows, len(self.taps)), np.float32)
+
     def close(self) -> None:
         self.closed = True
 

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.sampling import Sampler, TokenHistory, TokenLogprob
+from sparkinfer.sampling.lazy import LazyRow
 
+Row = NDArray[np.float32] | LazyRow  # logits after a token
 Progress = Callable[[int, int], None]  # (tokens done, tokens in total)
 PREFILL_PATH = "prefill"
 AR_PATH = "ar"
@@ -43,8 +45,8 @@ class TargetLike(Protocol):
     def new_state(self) -> Any: ...
     def prefill(
         self, state: Any, tokens: Sequence[int], progress: Progress | None = None
-    ) -> NDArray[np.float32]: ...
-    def forward(self, state: Any, tokens: Sequence[int]) -> NDArray[np.float32]: ...
+    ) -> Row: ...
+    def forward(self, state: Any, tokens: Sequence[int]) -> Any: ...
     def set_taps(self, layers: Sequence[int]) -> None: ...
 
 
@@ -154,7 +156,7 @@ class AutoregressiveDecoder:
         self._state: SequenceLike
         self._sampler: Sampler
         self._history: TokenHistory
-        self._first: NDArray[np.float32] | None = None
+        self._first: Row | None = None
 
     def begin(
         self,

@@ -101,6 +101,14 @@ OPTIONS: tuple[Option, ...] = (
         choices=("auto", "vnni512", "avx2", "portable"),
     ),
     Option(
+        "device",
+        str,
+        "auto",
+        ("--device",),
+        "Where models run; auto takes the NVIDIA GPU where one can be used, else the CPU.",
+        choices=("auto", "cpu", "cuda"),
+    ),
+    Option(
         "draft",
         Path,
         None,

@@ -3,6 +3,7 @@
 import functools
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import golden_models
 import numpy as np
@@ -352,7 +353,11 @@ def test_bad_calls_are_refused() -> None:
     restart(draft)
 
 
-def test_pieces_add_up() -> None:
+@pytest.mark.parametrize("on_host", [True, False])
+def test_pieces_add_up(on_host: bool) -> None:
+    backend = SimpleNamespace(chunk=64, on_host=on_host)
     for count in range(65):
-        assert sum(pieces(count)) == count
-        assert set(pieces(count)) <= {*range(1, 17), 64}
+        split = pieces(count, backend)
+        assert sum(split) == count
+        assert all(size <= 16 or size % 16 == 0 for size in split)
+        assert not on_host or set(split) <= {*range(1, 17), 64}

@@ -17,7 +17,6 @@ from lossless_cases import (
 from state_bits import Oracle, state_bits
 
 from sparkinfer.dflash.verify import COMPACT_MAX_ROWS, Paths
-from sparkinfer.models import decoder as target_module
 
 # --- which path ran --------------------------------------------------------------------------
 
@@ -142,7 +141,7 @@ def test_26_the_size_of_prompt_chunks_changes_nothing(monkeypatch, name):
     plain = golden.plain(prompt, **free(30))
     contexts = []
     for chunk in (64, 33, 16, 7):
-        monkeypatch.setattr(target_module, "CHUNK", chunk)
+        monkeypatch.setattr(type(golden.target.backend), "chunk", chunk)
         draft = golden.draft("scripted", [*prompt, *plain.tokens])
         got, _ = outcome(golden.speculative(draft, [(6, "window")]), prompt, **free(30))
         assert not plain.differences(got)

@@ -5,11 +5,13 @@ runs the whole sequence without walking Python again.
 """
 
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,14 @@ class Tape(Protocol):
     """A recorded sequence of ops."""
 
     def replay(self) -> None:
-        """Run every op; returns when all results are written."""
+        """Start every op, in order; `Backend.wait` returns when all results are written."""
 
 
 class Recorder(Protocol):
-    """Receives the ops of a model while it is recorded. `rows` may be lowered before the last ops."""
+    """Receives the ops of a model while it is recorded. `rows` may be lowered before the last ops.
+
+    What the host writes into staging memory reaches a buffer by `receive`, what it reads comes by `deliver`.
+    """
 
     backend: str
     rows: int
@@ -70,6 +75,12 @@ class Recorder(Protocol):
 
     def together(self) -> AbstractContextManager[None]:
         """The ops recorded inside may run side by side: they do not read each other's results."""
+
+    def receive(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Bring the first rows (default: as many as the recorder has) of its staging memory to a buffer."""
+
+    def deliver(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Bring the first rows of a buffer to its staging memory."""
 
     def finish(self) -> Tape:
         """Close the recording."""
@@ -98,11 +109,33 @@ class Weight(Protocol):
     def n_bytes(self) -> int: ...
 
 
-class Backend(Protocol):
+class Memory(Protocol):
+    """Where state lives."""
+
+    def zeros(self, shape: Sequence[int], dtype: Any = ...) -> Any:
+        """A zeroed array that can be sliced and assigned to."""
+
+    def address(self, array: Any) -> int:
+        """Where its first element lies, as kernels see it."""
+
+    def copy(self, array: Any) -> Any:
+        """An independent copy."""
+
+
+class Backend(Memory, Protocol):
     """Where a model's buffers live and its tapes run."""
 
     name: str
-    threads: int
+    threads: int  # that load weights
+    chunk: int  # most rows of a run
+    on_host: bool  # the host reads and writes buffers directly
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What it resolved: name, device and kind of replay, for records."""
+
+    def memory(self) -> int:
+        """Bytes that are free for weights and state."""
 
     def buffer(self, rows: int, width: int, dtype: Any = ..., *, private: bool = ...) -> Buffer:
         """Zeroed memory of rows x width; one copy per thread when `private`."""
@@ -112,8 +145,25 @@ class Backend(Protocol):
     ) -> Activation:
         """Memory for the input of a matrix product."""
 
+    def upload(self, buffer: Buffer, values: NDArray[Any]) -> None:
+        """Fill a buffer."""
+
+    def download(self, array: Any) -> NDArray[Any]:
+        """The numbers of an array of this backend, copied to the host."""
+
+    def staging(self, buffer: Buffer) -> NDArray[Any]:
+        """The host's side of a buffer. To be touched only when nothing runs (`wait`)."""
+
     def recorder(self, rows: int) -> Recorder:
         """Begin to record ops on `rows` rows."""
+
+    def prepare(
+        self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Make tapes of this backend ready ahead of use; `progress(done, total)`."""
+
+    def wait(self) -> None:
+        """Return when everything that was replayed has run."""
 
     def close(self) -> None:
         """Stop what runs. Idempotent."""
@@ -124,6 +174,20 @@ def aligned(n_bytes: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.ui
     raw = np.zeros(n_bytes + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + n_bytes]
+
+
+class HostMemory:
+    """Ordinary memory; pages are only taken from the system once they are written."""
+
+    def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> Any:
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return aligned(size + 64)[:size].view(dtype).reshape(shape)
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def copy(self, array: Any) -> Any:
+        return array.copy()
 
 
 class Arena:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkinfer.backend import executor
-from sparkinfer.backend.base import Activation, Arena, Buffer, aligned
+from sparkinfer.backend.base import Activation, Arena, Buffer, HostMemory, aligned
 from sparkinfer.backend.compiled import Kernel
 from sparkinfer.backend.isa import Isa
+from sparkinfer.machine import available_memory
 
 GROUP = 8  # rows that share a decoded weight block
 Q8_RECORD = 48  # bytes per row and block of 32 in a quantised activation
@@ -112,6 +114,12 @@ class CpuRecorder:
         self.keep.append(array)
         return int(array.ctypes.data)
 
+    def receive(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Nothing: the host wrote it there."""
+
+    def deliver(self, buffer: Buffer, rows: int | None = None) -> None:
+        """Nothing: the host reads it there."""
+
     def finish(self) -> CpuTape:
         assert not self._pending, "a prologue without a phase"
         return CpuTape(self.owner, self.phases, self.keep)
@@ -126,10 +134,12 @@ def _end(
         worker.join()
 
 
-class CpuBackend:
+class CpuBackend(HostMemory):
     """Threads and buffers of one loaded model. `run` is not reentrant: one forward at a time."""
 
     name = "cpu"
+    chunk = 64
+    on_host = True
 
     def __init__(self, isa: Isa, threads: int, *, wide_cache: bool = False) -> None:
         """`wide_cache`: keys and values are kept as float32 instead of float16."""
@@ -155,6 +165,19 @@ class CpuBackend:
         stop = executor.STOP_ALL.native(1)
         self._stop = weakref.finalize(self, _end, stop, self._control, self.keep, self._workers)
 
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {
+            "backend": self.name,
+            "isa": self.isa.name,
+            "isa_reason": self.isa.reason,
+            "threads": self.threads,
+            "mode": "graph",
+        }
+
+    def memory(self) -> int:
+        return available_memory()
+
     def run(self, head: int) -> None:
         with self._lock:
             self._run(self._address, head)
@@ -162,6 +185,25 @@ class CpuBackend:
     def close(self) -> None:
         """Stop the threads. Idempotent; no tape may be replayed afterwards."""
         self._stop()
+
+    def upload(self, buffer: Buffer, values: NDArray[Any]) -> None:
+        buffer.array[:] = values
+
+    def download(self, array: Any) -> NDArray[Any]:
+        return np.array(array)
+
+    def staging(self, buffer: Buffer) -> NDArray[Any]:
+        """The buffer itself."""
+        array: NDArray[Any] = buffer.array
+        return array
+
+    def prepare(
+        self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Nothing: kernels are compiled when they are recorded."""
+
+    def wait(self) -> None:
+        """Nothing: a replay returns when it is done."""
 
     def recorder(self, rows: int) -> CpuRecorder:
         return CpuRecorder(self, rows)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.errors import UnsupportedError
+from sparkinfer.machine import available_memory
 
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that decode kernels are compiled for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
@@ -28,6 +29,13 @@ _DTYPES = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.uint8): torch.uint8,
 }
+
+
+def usable() -> str:
+    """Why torch has no GPU here; empty when it has."""
+    if torch.cuda.is_available():
+        return ""
+    return f"torch {torch.__version__} finds no CUDA device"
 
 
 def q8_views(q8: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,17 +96,29 @@ class Transfer:
 
 
 class CudaTape:
-    """A finished recording; becomes a graph when it is first needed."""
+    """A finished recording. One for few rows becomes a graph when it is first needed."""
 
-    def __init__(self, backend: "CudaBackend", steps: list[Launch | Transfer], keep: list[Any]):
+    def __init__(
+        self,
+        backend: "CudaBackend",
+        steps: list[Launch | Transfer],
+        keep: list[Any],
+        *,
+        graph: bool,
+    ):
         self._backend, self.steps, self._keep = backend, steps, keep
-        self._graph: Any = None
+        self._captures, self._graph = graph, None
+        self._compiled = False
 
     def prepare(self) -> None:
         """Compile what is not compiled yet and capture the graph. Nothing is executed."""
-        if self._graph is not None or not self._backend.graphs:
-            return
-        self._backend.compile([step for step in self.steps if isinstance(step, Launch)])
+        if not self._compiled:
+            self._backend.compile([step for step in self.steps if isinstance(step, Launch)])
+            self._compiled = True
+        if self._captures and self._graph is None:
+            self._graph = self._capture()
+
+    def _capture(self) -> Any:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(
@@ -106,12 +126,12 @@ class CudaTape:
         ):
             for step in self.steps:
                 step.run()
-        self._graph = graph
+        return graph
 
     def replay(self) -> None:
         """Start it; `CudaBackend.wait` tells when it is done."""
-        if self._backend.graphs:
-            self.prepare()
+        self.prepare()
+        if self._graph is not None:
             self._graph.replay()
             return
         for step in self.steps:
@@ -128,6 +148,10 @@ class CudaRecorder:
     steps: list[Launch | Transfer] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     prefers_prologue: bool = False
+    _first_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self._first_rows = self.rows
 
     @property
     def wide(self) -> bool:
@@ -180,7 +204,9 @@ class CudaRecorder:
         self.steps.append(Transfer(host[:count], buffer.array[:count]))
 
     def finish(self) -> CudaTape:
-        return CudaTape(self.owner, self.steps, self.keep)
+        """Wide runs are long enough to be launched one by one; their row counts are many."""
+        graph = self.owner.graphs and self._first_rows <= EXACT_ROWS
+        return CudaTape(self.owner, self.steps, self.keep, graph=graph)
 
 
 class CudaBackend:
@@ -188,6 +214,8 @@ class CudaBackend:
 
     name = "cuda"
     threads = 4  # that load weights
+    chunk = 2048
+    on_host = False
 
     def __init__(
         self, device: str = "cuda", *, wide_cache: bool = False, graphs: bool = True
@@ -216,11 +244,33 @@ class CudaBackend:
         self._staging: dict[int, torch.Tensor] = {}
         self._compiled: set[Any] = set()
 
+    @property
+    def plan(self) -> dict[str, Any]:
+        if self.interpreted:
+            return {"backend": self.name, "device": "interpreter", "mode": "eager"}
+        properties = torch.cuda.get_device_properties(self.device)
+        return {
+            "backend": self.name,
+            "device": properties.name,
+            "multiprocessors": self.sms,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "mode": "graph" if self.graphs else "eager",
+        }
+
+    def memory(self) -> int:
+        if self.interpreted:
+            return available_memory()
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
     # ---- memory
 
     def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> torch.Tensor:
-        """Zeroed device memory."""
-        return torch.zeros(tuple(shape), dtype=_DTYPES[np.dtype(dtype)], device=self.device)
+        """Zeroed device memory. Raises MemoryError."""
+        try:
+            return torch.zeros(tuple(shape), dtype=_DTYPES[np.dtype(dtype)], device=self.device)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error).splitlines()[0]) from error
 
     def address(self, array: torch.Tensor) -> int:
         return array.data_ptr()
@@ -253,6 +303,10 @@ class CudaBackend:
         """Fill a buffer from the host."""
         source = torch.from_numpy(np.ascontiguousarray(values))
         buffer.array.copy_(source)
+
+    def download(self, array: torch.Tensor) -> NDArray[Any]:
+        values: NDArray[Any] = array.cpu().numpy()
+        return values
 
     def staging(self, buffer: Buffer) -> NDArray[Any]:
         """The host's side of a buffer, which `Recorder.receive` and `deliver` copy from and to."""

@@ -20,6 +20,7 @@ _SPEC = "Speculation"
         "context",
         "activations",
         "isa",
+        "device",
         "cache_dir",
         "draft",
         "dflash_rows",

@@ -26,6 +26,7 @@ _SHOWN = 10  # differences
         "context",
         "activations",
         "isa",
+        "device",
         "cache_dir",
         "draft",
         "dflash_rows",

@@ -43,7 +43,7 @@ class Finding:
     problem: str = ""
 
 
-@verb(ProcessFlags("threads", "isa", "cache_dir"))
+@verb(ProcessFlags("threads", "isa", "device", "cache_dir"))
 def command(
     *,
     model: Annotated[

@@ -29,7 +29,7 @@ NO_MODEL = (
 
 @verb(
     RequestFlags(),
-    ProcessFlags("threads", "context", "activations", "isa", "cache_dir", *SPECULATION),
+    ProcessFlags("threads", "context", "activations", "isa", "device", "cache_dir", *SPECULATION),
 )
 def command(
     *,

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sparkinfer.dflash.base import Proposals
+from sparkinfer.dflash.base import Proposals, Row
 from sparkinfer.sampling import (
     ACCEPT_STREAM,
     DRAFT_STREAM,
@@ -24,8 +23,6 @@ from sparkinfer.sampling import (
     TokenHistory,
     uniform,
 )
-
-Row = NDArray[np.float32]
 
 
 class Judge(Protocol):

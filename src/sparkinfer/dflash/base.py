@@ -6,10 +6,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Features = NDArray[
-    np.float32
-]  # [rows, taps x n_embd]: the target's residual stream after each tapped layer, side by side
+from sparkinfer.sampling.lazy import LazyRow
+
+# float32 [rows, taps x n_embd]: the target's residual stream after each tapped layer, side by side, in the memory of
+# the target's backend.
+Features = Any
 Logits = NDArray[np.float32]
+Row = Logits | LazyRow  # a row of the target's logits
 
 
 class Proposals(Protocol):

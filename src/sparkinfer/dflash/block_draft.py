@@ -10,7 +10,7 @@ from sparkinfer.backend.base import Backend, Buffer
 from sparkinfer.dflash.base import Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
-from sparkinfer.dflash.network import CONTEXT_ROWS, DraftNetwork, Tapes
+from sparkinfer.dflash.network import DraftNetwork, Tapes
 from sparkinfer.dflash.proposals import BlockProposals, Output, Selector, SelectorProposals
 from sparkinfer.errors import RequestError
 from sparkinfer.kernels import run_params as P
@@ -43,8 +43,10 @@ class BlockDraft:
         self._plan = dict(plan)
         self._rows, self._embedding = rows, embedding
         self._mask = mask * np.float32(config.embedding_scale)
-        self._params: Buffer = backend.buffer(1, P.WORDS, np.int64)
-        self.tapes = Tapes(backend, network, self._params, rows.size, config.eps)
+        self._backend = backend
+        params: Buffer = backend.buffer(1, P.WORDS, np.int64)
+        self.tapes = Tapes(backend, network, params, rows.size, config.eps)
+        self._words, self._given = backend.staging(params)[0], backend.staging(self.tapes.x)
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -70,15 +72,18 @@ class BlockDraft:
         wanted = (len(tokens), len(self.taps) * self.config.n_embd)
         if features.shape != wanted:
             raise RequestError(f"features are {features.shape}, expected {wanted}")
-        if len(tokens) > CONTEXT_ROWS:
-            raise RequestError(f"{len(tokens)} context rows at once, accepted are {CONTEXT_ROWS}")
+        if len(tokens) > self._backend.chunk:
+            raise RequestError(
+                f"{len(tokens)} context rows at once, accepted are {self._backend.chunk}"
+            )
         if self.length + len(tokens) > self._rows.context:
             raise RequestError(
                 f"{len(tokens)} more tokens after {self.length} exceed the draft's context of {self._rows.context}"
             )
         done = 0
-        for count in pieces(len(tokens)):
+        for count in pieces(len(tokens), self._backend):
             self._rows.make_room(count)
+            self._backend.wait()
             self.tapes.features.f32.array[:count] = features[done : done + count]
             self._set_params(count)
             self.tapes.context(count).replay()
@@ -96,14 +101,15 @@ class BlockDraft:
         rows = self._block_rows(depth)
         self._rows.make_room(rows)
         scale = np.float32(self.config.embedding_scale)
-        self.tapes.x.array[0] = self._embedding.row(anchor) * scale
-        self.tapes.x.array[1:rows] = self._mask
+        self._backend.wait()
+        self._given[0] = self._embedding.row(anchor) * scale
+        self._given[1:rows] = self._mask
         self._set_params(rows)
         self.tapes.block(rows, self._first, depth).replay()
-        logits = self.tapes.logits.array[:depth, : self.tapes.network.head.outputs]
+        logits = self.tapes.readout.read(depth)
         if self._selector is None or self.tapes.selected is None:
             return BlockProposals(logits, self.output)
-        hidden = self.tapes.selected.array[:depth, : self.config.selector_rank]
+        hidden = self._backend.staging(self.tapes.selected)[:depth, : self.config.selector_rank]
         return SelectorProposals(logits, hidden, self.output, self._selector)
 
     def assume(self, length: int) -> None:
@@ -111,17 +117,20 @@ class BlockDraft:
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Record (and compile) every tape: in a first start that takes seconds, which no request should wait for."""
-        counts = [*range(1, MAX_WIDTH + 1), CONTEXT_ROWS]
+        counts = [*range(1, MAX_WIDTH + 1), self._backend.chunk]
         depths = range(1, self.max_depth + 1)
-        total = len(counts) + len(depths)
-        for done, rows in enumerate(counts, 1):
-            self.tapes.context(rows)
-            if progress:
-                progress("compile", done, total)
-        for done, depth in enumerate(depths, len(counts) + 1):
-            self.tapes.block(self._block_rows(depth), self._first, depth)
-            if progress:
-                progress("compile", done, total)
+        total, tapes = len(counts) + len(depths), []
+        for rows in counts:
+            tapes.append(self.tapes.context(rows))
+            if progress and self._backend.on_host:
+                progress("compile", len(tapes), total)
+        for depth in depths:
+            tapes.append(self.tapes.block(self._block_rows(depth), self._first, depth))
+            if progress and self._backend.on_host:
+                progress("compile", len(tapes), total)
+        self._backend.prepare(
+            tapes, (lambda done, total: progress("compile", done, total)) if progress else None
+        )
 
     @property
     def _first(self) -> int:
@@ -132,7 +141,7 @@ class BlockDraft:
         return self._first + depth if self.config.shortens else self.config.block
 
     def _set_params(self, width: int) -> None:
-        rows, config, p = self._rows, self.config, self._params.array[0]
+        rows, config, p = self._rows, self.config, self._words
         position, first = rows.length - rows.base, max(0, rows.first - rows.base)
         p[P.POSITION // 8], p[P.ROTATION // 8], p[P.FIRST // 8] = position, rows.base, first
         p[P.KEYS // 8], p[P.VALUES // 8] = rows.cache.keys, rows.cache.values
@@ -143,8 +152,11 @@ class BlockDraft:
         )
 
 
-def pieces(count: int) -> list[int]:
-    """How `count` context rows are split: every piece has a tape of its own, so few sizes are used."""
-    if count == CONTEXT_ROWS:
-        return [CONTEXT_ROWS]
-    return [MAX_WIDTH] * (count // MAX_WIDTH) + ([count % MAX_WIDTH] if count % MAX_WIDTH else [])
+def pieces(count: int, backend: Backend) -> list[int]:
+    """How `count` context rows are split: every piece has a tape of its own, so few sizes are used on the host."""
+    if count == backend.chunk:
+        return [count]
+    rest = [count % MAX_WIDTH] if count % MAX_WIDTH else []
+    if backend.on_host:
+        return [MAX_WIDTH] * (count // MAX_WIDTH) + rest
+    return ([count - count % MAX_WIDTH] if count >= MAX_WIDTH else []) + rest

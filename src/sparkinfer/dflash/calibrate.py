@@ -57,6 +57,7 @@ class CostTarget(VerifyTarget, Protocol):
     @property
     def config(self) -> Any: ...  # n_vocab
     def new_state(self, context: int | None = None) -> Any: ...
+    def wait(self) -> None: ...
 
 
 def measured_costs(
@@ -309,6 +310,7 @@ class _Bench:
     def _timed(self, run: Callable[[], None]) -> float:
         started = self.clock()
         run()
+        self.target.wait()
         return self.clock() - started
 
     def _settle(self, length: int, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from sparkinfer.backend.base import Memory
 from sparkinfer.kernels.attention import SPLIT
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.state.kv_cache import KvCache, KvShape
@@ -26,10 +27,13 @@ class ContextRows:
     Positions below `first` have no row.
     """
 
-    def __init__(self, shape: KvShape, context: int, window: int) -> None:
+    def __init__(
+        self, shape: KvShape, context: int, window: int, memory: Memory | None = None
+    ) -> None:
+        """`memory`: of the backend whose kernels use the cache (default: the host's)."""
         self.context, self.window = context, window
         self.size = cache_rows_of(context, window)
-        self.cache = KvCache(shape, self.size)
+        self.cache = KvCache(shape, self.size, memory)
         self.n_bytes = shape.n_bytes(self.size)
         self.base = self.first = 0
         self._tokens: list[int] = []

@@ -86,7 +86,7 @@ def load_draft(
     )
     embedding = _embedding(checkpoint, target)
     mask = weights.floats(MASK).reshape(-1) if MASK in checkpoint.tensors else None
-    rows = ContextRows(shape, size, window)
+    rows = ContextRows(shape, size, window, target.backend)
     draft = BlockDraft(
         config,
         target.backend,

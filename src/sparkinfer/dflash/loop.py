@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sparkinfer.decoding import (
     AR_PATH,
     PREFILL_PATH,
@@ -19,7 +16,7 @@ from sparkinfer.decoding import (
     TargetLike,
 )
 from sparkinfer.dflash.accept import RULES
-from sparkinfer.dflash.base import Draft
+from sparkinfer.dflash.base import Draft, Features, Row
 from sparkinfer.dflash.planner import Observed, Policy
 from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
 from sparkinfer.sampling import Choice, Sampler, TokenHistory
@@ -95,14 +92,14 @@ class DFlashDecoder:
         self._state: SequenceLike
         self._sampler: Sampler
         self._history: TokenHistory
-        self._first: NDArray[np.float32] | None = None
+        self._first: Row | None = None
         self._current = _Step([])
         self._counts = _Counts()
         self._why = ""
         self._seen = False  # the draft at work, in any request
         self._expected = 1.0
         self._tokens: list[int] = []  # whose features wait, in the first rows of `_features`
-        self._features: NDArray[np.float32] | None = None
+        self._features: Features | None = None
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -207,7 +204,7 @@ class DFlashDecoder:
             planner=self.policy.report(),
         )
 
-    def _single(self, step: _Step, row: NDArray[np.float32], started: float) -> StepResult:
+    def _single(self, step: _Step, row: Row, started: float) -> StepResult:
         """One token from one row, as plain decoding has it."""
         computed = perf_counter()
         choice = self._sampler.choose(row, self._history)
@@ -228,7 +225,7 @@ class DFlashDecoder:
         step.window = [anchor, *judge.drafts]
         drafted, judging = perf_counter(), 0.0
 
-        def timed(index: int, row: NDArray[np.float32]) -> bool:
+        def timed(index: int, row: Row) -> bool:
             nonlocal judging
             entered = perf_counter()
             more = judge(index, row)
@@ -258,10 +255,10 @@ class DFlashDecoder:
             seconds=step.seconds,
         )
 
-    def _keep(self, tokens: Sequence[int], features: NDArray[np.float32]) -> None:
+    def _keep(self, tokens: Sequence[int], features: Features) -> None:
         """Remember rows for the draft's next look; `commit` cuts off what was not kept."""
         if self._features is None:
-            self._features = np.empty((_KEPT_ROWS, features.shape[1]), np.float32)
+            self._features = self.target.feature_rows(_KEPT_ROWS)
         if len(self._tokens) + len(tokens) > _KEPT_ROWS:
             self._flush()
         first = len(self._tokens)

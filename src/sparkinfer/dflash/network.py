@@ -12,9 +12,8 @@ from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rope import cache_rows
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.models.layers import Run
+from sparkinfer.models.readout import Readout
 from sparkinfer.models.workspace import Workspace
-
-CONTEXT_ROWS = 64  # most context rows of one tape
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,13 @@ class Tapes:
     ) -> None:
         self.backend, self.network, self.params = backend, network, params
         self._context, self._eps = context, eps
-        self._long, self._short = Workspace(backend, CONTEXT_ROWS), Workspace(backend, MAX_WIDTH)
+        self._long, self._short = Workspace(backend, backend.chunk), Workspace(backend, MAX_WIDTH)
         self.features: Activation = backend.activation(
-            CONTEXT_ROWS, network.fc.inputs, quantised=network.fc.quantised
+            backend.chunk, network.fc.inputs, quantised=network.fc.quantised
         )
         self.x = self._short.buffer("x", network.fc.outputs)
         self.logits = self._short.buffer("logits", network.head.padded_outputs)
+        self.readout = Readout(backend, self.logits, network.head.outputs)
         self.selected: Buffer | None = None
         if network.selection is not None:
             self.selected = self._short.buffer("selected", network.selection.padded_outputs)
@@ -71,6 +71,7 @@ class Tapes:
     def _record_context(self, rows: int) -> Tape:
         network, space = self.network, self._long
         run = self._run(rows, space, space.buffer("mixed features", network.fc.padded_outputs))
+        run.recorder.receive(self.params, 1)
         if network.fc.quantised:
             quantise(run.recorder, self.features)
         linear(run.recorder, self.features, [network.fc], [run.x])
@@ -90,6 +91,8 @@ class Tapes:
     def _record_block(self, rows: int, first: int, depth: int) -> Tape:
         network = self.network
         run = self._run(rows, self._short, self.x)
+        run.recorder.receive(self.x)
+        run.recorder.receive(self.params, 1)
         for layer in network.layers[:-1]:
             layer.record(run)
         run = network.layers[-1].record_last(run, first, depth)
@@ -97,6 +100,9 @@ class Tapes:
         if network.selection is not None and self.selected is not None:
             readers, results = [*readers, network.selection], [*results, self.selected]
         linear(run.recorder, run.norm(network.norm, readers), readers, results)
+        self.readout.record(run.recorder)
+        if self.selected is not None:
+            run.recorder.deliver(self.selected)
         return run.recorder.finish()
 
 
@@ -107,14 +113,20 @@ class VectorProduct:
         self._x = backend.activation(1, weight.inputs, quantised=weight.quantised)
         self._out = backend.buffer(1, weight.padded_outputs)
         self._weight = weight  # a tape knows addresses only
+        self._backend = backend
         recorder = backend.recorder(1)
+        recorder.receive(self._x.f32)
         if weight.quantised:
             quantise(recorder, self._x)
         linear(recorder, self._x, [weight], [self._out])
+        recorder.deliver(self._out)
         self._tape = recorder.finish()
+        self._given, self._result = backend.staging(self._x.f32), backend.staging(self._out)
 
     def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        self._x.f32.array[0] = x
+        self._backend.wait()
+        self._given[0] = x
         self._tape.replay()
-        result: NDArray[np.float32] = self._out.array[0, : self._weight.outputs]
+        self._backend.wait()
+        result: NDArray[np.float32] = self._result[0, : self._weight.outputs]
         return result

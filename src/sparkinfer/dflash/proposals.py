@@ -40,6 +40,7 @@ class Output:
 
     def logits(self, raw: Logits, previous: int) -> Logits:
         """Final logits over the draft's ids. A new array, unless nothing changes them."""
+        raw = np.asarray(raw)
         if self.multiplier != 1.0:
             raw = raw * np.float32(self.multiplier)
         if self.softcap > 0:
@@ -51,7 +52,7 @@ class Output:
     def best(self, raw: Logits, previous: int) -> int:
         """Scaling that keeps the order is not computed."""
         ordered = self.markov is None and self.multiplier > 0
-        index = int(np.argmax(raw if ordered else self.logits(raw, previous)))
+        index = int((raw if ordered else self.logits(raw, previous)).argmax())
         return index if self.ids is None else int(self.ids[index])
 
     def row(self, raw: Logits, previous: int) -> Logits:

@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sparkinfer.dflash.base import Features
+from sparkinfer.dflash.base import Features, Row
 
 COMPACT_MAX_ROWS = 4
-Judge = Callable[[int, NDArray[np.float32]], bool]
+Judge = Callable[[int, Row], bool]
 
 
 class VerifyTarget(Protocol):
@@ -28,8 +25,9 @@ class VerifyTarget(Protocol):
     def plan(self) -> Any: ...
     def forward(
         self, state: Any, tokens: Sequence[int], *, rows: Any = "last", verify: bool = False
-    ) -> NDArray[np.float32]: ...
+    ) -> Any: ...
     def tapped(self, rows: int) -> Features: ...
+    def feature_rows(self, rows: int) -> Features: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +118,14 @@ class TokenLoop(_Advancing):
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
         self._start(state, window)
-        features = []
+        features = self._target.feature_rows(len(window))
         for index, token in enumerate(window):
             row = self._target.forward(state, [token])[0]
+            features[index : index + 1] = self._target.tapped(1)
             self._advanced += 1
-            features.append(self._target.tapped(1).copy())
             if not judge(index, row):
                 break
-        return Verified(self.name, self._mode, self._advanced, np.concatenate(features))
+        return Verified(self.name, self._mode, self._advanced, features[: self._advanced])
 
 
 class Block(_Advancing):
@@ -149,8 +147,7 @@ class Block(_Advancing):
         for index, row in enumerate(rows):
             if not judge(index, row):
                 break
-        features = self._target.tapped(len(window)).copy()
-        return Verified(self.name, self._mode, len(window), features)
+        return Verified(self.name, self._mode, len(window), self._target.tapped(len(window)))
 
 
 class Paths:

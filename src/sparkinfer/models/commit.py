@@ -9,6 +9,7 @@ from sparkinfer.kernels.shapes import RecurrentShape
 def commit_tape(backend: Backend, shape: RecurrentShape, params: Buffer) -> Tape:
     """Record the commit; how many rows it applies is read from the run parameters."""
     recorder = backend.recorder(1)
+    recorder.receive(params)
     commit_conv(recorder, shape, params)
     commit_delta(recorder, shape, params)
     return recorder.finish()

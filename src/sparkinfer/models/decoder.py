@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend, Buffer, Tape, Weight
 from sparkinfer.errors import RequestError
@@ -18,15 +17,16 @@ from sparkinfer.kernels.linear import linear
 from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.layers import Run
+from sparkinfer.models.readout import Readout
 from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
 from sparkinfer.state import Sequence, StateShape
 
 Rows = Literal["last", "all", "none"]
-Logits = NDArray[np.float32]
+Logits = Any  # float32 [rows, n_vocab], or LazyRows where logits stay on a device
 Progress = Callable[[int, int], None]
 LoadProgress = Callable[[str, int, int], None]
-CHUNK = 64  # rows of a prefill chunk
+LOGIT_ROWS = 64  # most rows of a run that gives logits for all of them
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,12 @@ class Target:
         self.state_shape, self.context, self.plan = state_shape, context, plan
         self.weight_bytes_per_token = weight_bytes_per_token
         self.taps: tuple[int, ...] = ()
-        self._workspace = Workspace(backend, CHUNK)
+        self._workspace = Workspace(backend, backend.chunk)
         self._x = self._workspace.buffer("x", config.n_embd)
         self._params = backend.buffer(1, P.WORDS, np.int64)
+        self._embedded, self._words = backend.staging(self._x), backend.staging(self._params)[0]
+        logits = backend.buffer(min(LOGIT_ROWS, backend.chunk), network.head.padded_outputs)
+        self._readout = Readout(backend, logits, config.n_vocab)
         self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
         self._commit: Tape | None = None
         name = "token_embd.weight"
@@ -75,7 +78,9 @@ class Target:
             raise RequestError(
                 f"context {size} is outside 1 .. {self.context}, what this target was loaded for"
             )
-        return Sequence(self.state_shape, size, advance=self._advance, apply=self._apply)
+        return Sequence(
+            self.state_shape, size, advance=self._advance, apply=self._apply, memory=self.backend
+        )
 
     def forward(
         self, state: Sequence, tokens: Ids[int], *, rows: Rows = "last", verify: bool = False
@@ -91,14 +96,14 @@ class Target:
                 result: Logits = self._run(state, tokens, rows, advance=False)
                 state.hold(tokens)
                 return result
+            chunks = self._chunks(tokens, LOGIT_ROWS if rows == "all" else self.backend.chunk)
             parts: list[Logits] = []
-            for start in range(0, len(tokens), CHUNK):
-                chunk = tokens[start : start + CHUNK]
-                wanted = "none" if rows == "last" and start + CHUNK < len(tokens) else rows
+            for index, chunk in enumerate(chunks):
+                wanted = "none" if rows == "last" and index + 1 < len(chunks) else rows
                 state.begin()
                 result = self._run(state, chunk, wanted, advance=True)
                 state.extend(chunk)
-                parts.append(result.copy() if rows == "all" and len(tokens) > CHUNK else result)
+                parts.append(np.array(result) if rows == "all" and len(chunks) > 1 else result)
             return np.concatenate(parts) if len(parts) > 1 and rows == "all" else parts[-1]
 
     def prefill(
@@ -106,15 +111,14 @@ class Target:
     ) -> Logits:
         """Advance by a prompt; the logits of its last token [n_vocab]. `progress(done, total)` after each chunk."""
         self._check(state, tokens, verify=False)
-        total, result = len(tokens), None
-        for start in range(0, total, CHUNK):
-            chunk = tokens[start : start + CHUNK]
-            result = self.forward(state, chunk, rows="last" if start + CHUNK >= total else "none")
+        total, done, result = len(tokens), 0, None
+        for chunk in self._chunks(tokens, self.backend.chunk):
+            done += len(chunk)
+            result = self.forward(state, chunk, rows="last" if done == total else "none")
             if progress:
-                progress(start + len(chunk), total)
+                progress(done, total)
         assert result is not None
-        last: Logits = result[0]
-        return last
+        return result[0]
 
     def set_taps(self, layers: Ids[int]) -> None:
         """Keep the residual stream after these layers (in this order) in every later forward; read it with `tapped`."""
@@ -123,21 +127,34 @@ class Target:
             raise RequestError(f"tap layers {bad} are outside 0 .. {self.config.n_layers - 1}")
         self.taps = tuple(layers)
 
-    def tapped(self, rows: int) -> NDArray[np.float32]:
+    def tapped(self, rows: int) -> Any:
         """float32 [rows, taps x n_embd]: the residual stream after each tapped layer, side by side, of the last
-        forward's (last chunk's) first rows. A view that the next forward overwrites.
+        forward's (last chunk's) first rows, in the backend's memory. A view that the next forward overwrites.
         """
         if not self.taps:
             return np.empty((rows, 0), np.float32)
-        features: NDArray[np.float32] = self._features().array[:rows]
-        return features
+        return self._features().array[:rows]
+
+    def feature_rows(self, rows: int) -> Any:
+        """Memory for what `tapped` gives, of its kind."""
+        return self.backend.zeros((rows, len(self.taps) * self.config.n_embd))
 
     def warm_up(self, widths: Ids[int], progress: LoadProgress | None = None) -> None:
         """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
+        tapes = []
         for done, width in enumerate(widths, 1):
-            self._tape(width, "all" if 1 < width <= MAX_WIDTH else "last")
-            if progress:
+            tapes.append(self._tape(width, "all" if 1 < width <= MAX_WIDTH else "last"))
+            if progress and self.backend.on_host:
                 progress("compile", done, len(widths))
+        if any(self.config.recurrent):
+            tapes.append(self._commit_tape())
+        self.backend.prepare(
+            tapes, (lambda done, total: progress("compile", done, total)) if progress else None
+        )
+
+    def wait(self) -> None:
+        """Return when everything that was started has run."""
+        self.backend.wait()
 
     def close(self) -> None:
         """Stop the threads and let go of the file."""
@@ -157,18 +174,33 @@ class Target:
             raise RequestError(f"a window of {len(tokens)} rows is wider than {MAX_WIDTH}")
         state.room(len(tokens))
 
+    def _chunks(self, tokens: Ids[int], most: int) -> list[Ids[int]]:
+        """Runs of at most `most` rows. On a device wide runs have a multiple of 16 rows: fewer kinds of kernels."""
+        if self.backend.on_host or len(tokens) <= MAX_WIDTH:
+            return [tokens[start : start + most] for start in range(0, len(tokens), most)]
+        wide = len(tokens) // MAX_WIDTH * MAX_WIDTH
+        chunks = [tokens[start : min(wide, start + most)] for start in range(0, wide, most)]
+        return [*chunks, tokens[wide:]] if wide < len(tokens) else chunks
+
     def _run(self, state: Sequence, tokens: Ids[int], rows: Rows, *, advance: bool) -> Logits:
         width = len(tokens)
-        tape = self._tape(width, rows)
-        self.embedding.write(tokens, self._x.array)
+        if not self.backend.on_host and 1 < width <= MAX_WIDTH:
+            rows_run: Rows = "all"  # one graph a width
+        else:
+            rows_run = rows
+        tape = self._tape(width, rows_run)
+        self.backend.wait()
+        self.embedding.write(tokens, self._embedded)
         self._set_params(state, width, advance)
         tape.replay()
-        count = {"last": 1, "all": width, "none": 0}[rows]
-        logits: Logits = self._logits().array[:count, : self.config.n_vocab]
-        return logits
+        if rows == "none":
+            return self._readout.buffer.array[:0]
+        if rows == "last":
+            return self._readout.read(1, width - 1 if rows_run == "all" else 0)
+        return self._readout.read(width)
 
     def _set_params(self, state: Sequence, width: int, advance: bool) -> None:
-        p = self._params.array[0]
+        p = self._words
         p[P.POSITION // 8] = state.length
         p[P.ADVANCE // 8] = advance
         p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = (
@@ -178,21 +210,17 @@ class Target:
         )
         p[P.ATTENTION_CHUNKS // 8] = attention_chunks(state.length, width, self.config.kv_heads)
         if state.recurrent is not None:
-            r = state.recurrent
-            arrays = (r.conv, r.delta, r.conv_record, r.key_record, r.delta_record, r.decay_record)
-            p[P.CONV // 8 : P.CONV // 8 + 6] = [a.ctypes.data for a in arrays]
-
-    def _logits(self) -> Buffer:
-        return self._workspace.buffer("logits", self.network.head.padded_outputs)
+            p[P.CONV // 8 : P.CONV // 8 + 6] = state.recurrent.addresses
 
     def _features(self) -> Buffer:
         return self._workspace.buffer("features", len(self.taps) * self.config.n_embd)
 
     def _tape(self, width: int, rows: Rows) -> Tape:
         key = (width, rows, self.taps)
-        if key not in self._tapes:
-            self._tapes[key] = self._record(width, rows)
-        return self._tapes[key]
+        tape = self._tapes.get(key) or self._record(width, rows)
+        if self.backend.on_host or width <= MAX_WIDTH or width == self.backend.chunk:
+            self._tapes[key] = tape
+        return tape
 
     def _record(self, width: int, rows: Rows) -> Tape:
         network = self.network
@@ -200,6 +228,8 @@ class Target:
             self.backend.recorder(width), self._workspace, self._x, self._params, network.rope_table, self.context,
             self.config.eps,
         )  # fmt: skip
+        run.recorder.receive(self._x)
+        run.recorder.receive(self._params, 1)
         for index, (mixer, feed_forward) in enumerate(network.blocks):
             mixer.record(run)
             feed_forward.record(run)
@@ -214,8 +244,9 @@ class Target:
                 run.recorder,
                 run.norm(network.output_norm, [network.head]),
                 [network.head],
-                [self._logits()],
+                [self._readout.buffer],
             )
+            self._readout.record(run.recorder)
         return run.recorder.finish()
 
     def _advance(self, state: Sequence, tokens: Ids[int]) -> None:
@@ -223,13 +254,18 @@ class Target:
 
     def _apply(self, state: Sequence, count: int) -> None:
         """Commit `count` recorded rows of the recurrent layers."""
-        assert self.state_shape.recurrent is not None
         with self._busy:
-            if self._commit is None:
-                self._commit = commit_tape(self.backend, self.state_shape.recurrent, self._params)
+            tape = self._commit_tape()
+            self.backend.wait()
             self._set_params(state, count, advance=False)
-            self._params.array[0, P.COMMIT_ROWS // 8] = count
-            self._commit.replay()
+            self._words[P.COMMIT_ROWS // 8] = count
+            tape.replay()
+
+    def _commit_tape(self) -> Tape:
+        assert self.state_shape.recurrent is not None
+        if self._commit is None:
+            self._commit = commit_tape(self.backend, self.state_shape.recurrent, self._params)
+        return self._commit
 
 
 def _columns(buffer: Buffer, place: int, width: int) -> Buffer:

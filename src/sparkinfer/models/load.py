@@ -8,16 +8,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkinfer.backend.base import Backend
+from sparkinfer.backend.choose import choose_backend
 from sparkinfer.backend.compiled import set_cache_root, source_hash
-from sparkinfer.backend.cpu import CpuBackend
-from sparkinfer.backend.isa import choose_isa
 from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles, factors
-from sparkinfer.machine import available_memory
 from sparkinfer.models.build import Architecture, recurrent_shape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig, read_config
-from sparkinfer.models.decoder import CHUNK, Network, Target
+from sparkinfer.models.decoder import Network, Target
 from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
@@ -44,12 +43,15 @@ def load_target(
     threads: int | None = None,
     activations: Literal["int8", "f32"] | None = None,
     isa: str | None = None,
+    device: str | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
+    backend: Backend | None = None,
 ) -> Target:
     """Open, check and repack a model. Arguments left out take the process options' values.
 
-    `activations="f32"` expands the weights and computes in float32 (keys and values too): exact, large and slow.
+    `backend`: where to load it, instead of what `device` says. `activations="f32"` expands the weights and computes in
+    float32 (keys and values too): exact, large and slow.
     Raises MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
     """
     options = resolve(
@@ -58,6 +60,7 @@ def load_target(
             "context": context,
             "activations": activations,
             "isa": isa,
+            "device": device,
             "cache_dir": cache_dir,
         }
     )
@@ -70,21 +73,26 @@ def load_target(
     exact = options.text("activations") == "f32"
     shape = _state_shape(config, exact)
     size = _context(config, options.integer("context"))
-    _check_memory(file, shape, size, exact)
     set_cache_root(options.path("cache_dir"))
-    n_threads = options.integer("threads")
-    assert n_threads is not None
-    backend = CpuBackend(choose_isa(options.text("isa")), n_threads, wide_cache=exact)
+    reason = "given"
+    if backend is None:
+        n_threads = options.integer("threads")
+        assert n_threads is not None
+        backend, reason = choose_backend(
+            options.text("device"), isa=options.text("isa"), threads=n_threads, wide_cache=exact
+        )
     weights = Weights(file, backend, exact, progress)
     try:
+        _check_memory(file, shape, size, exact, backend)
         network = _build(weights, config, architecture, size)
     except BaseException:
         backend.close()
         raise
     plan = _plan(config, backend, weights, options.text("activations"), size, shape)
+    plan["backend_reason"] = reason
     per_token = _bytes_per_token(weights, config)
     target = Target(file, config, backend, network, shape, size, plan, per_token)
-    target.warm_up((1, CHUNK), progress)
+    target.warm_up((1, backend.chunk) if backend.on_host else range(1, MAX_WIDTH + 1), progress)
     return target
 
 
@@ -169,11 +177,13 @@ def _context(config: ModelConfig, wanted: int | None) -> int:
     return wanted
 
 
-def _check_memory(file: GGUFFile, shape: StateShape, context: int, exact: bool) -> None:
+def _check_memory(
+    file: GGUFFile, shape: StateShape, context: int, exact: bool, backend: Backend
+) -> None:
     """Refuse before loading what cannot fit."""
     weights = sum(info.n_values * 4 if exact else info.n_bytes for info in file.tensors.values())
     needed = int(weights * 1.1) + shape.n_bytes(context)
-    available = available_memory()
+    available = backend.memory()
     if needed > available:
         raise MemoryLimitError(
             f"{file.path.name} needs about {needed / 2**30:.1f} GiB (weights {weights / 2**30:.1f}, context {context}: "
@@ -192,7 +202,7 @@ def _bytes_per_token(weights: Weights, config: ModelConfig) -> int:
 
 def _plan(
     config: ModelConfig,
-    backend: CpuBackend,
+    backend: Backend,
     weights: Weights,
     activations: str,
     context: int,
@@ -201,16 +211,12 @@ def _plan(
     return {
         "architecture": config.architecture,
         "model": config.name,
-        "backend": backend.name,
-        "isa": backend.isa.name,
-        "isa_reason": backend.isa.reason,
-        "threads": backend.threads,
+        **backend.plan,
         "activations": activations,
-        "cache": "float32" if backend.wide_cache else "float16",
+        "cache": "float32" if shape.kv.item == 4 else "float16",
         "context": context,
-        "prefill_chunk": CHUNK,
+        "prefill_chunk": backend.chunk,
         "max_width": MAX_WIDTH,
-        "mode": "graph",
         "weight_bytes": {kind: weights.formats[kind] for kind in sorted(weights.formats)},
         "state_bytes": shape.n_bytes(context),
         "kernels": source_hash(),

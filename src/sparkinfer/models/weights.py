@@ -103,7 +103,7 @@ class Weights:
 
     def rows(self, values: NDArray[np.float32]) -> Buffer:
         buffer = self.backend.buffer(*values.shape)
-        buffer.array[:] = values
+        self.backend.upload(buffer, values)
         return buffer
 
     def floats(self, name: str) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ from sparkinfer.errors import ModelOutputError, RequestError
 from sparkinfer.sampling.arrays import Ids, Logits, largest, log_total
 from sparkinfer.sampling.distribution import Distribution, adjust, distribution
 from sparkinfer.sampling.history import TokenHistory
+from sparkinfer.sampling.lazy import LazyRow
 from sparkinfer.sampling.params import SamplingParams
 from sparkinfer.sampling.randomness import uniform
 
@@ -58,12 +59,22 @@ class Sampler:
         self.n_vocab = n_vocab
         self.seed = seed
         self._banned: Ids | None = np.array(banned, dtype=np.int64) if banned else None
+        self._largest_is_enough = (
+            params.greedy
+            and not params.adjusts
+            and params.logprobs is None
+            and not params.min_tokens
+        )
 
-    def choose(self, row: Logits, history: TokenHistory) -> Choice:
+    def choose(self, row: Logits | LazyRow, history: TokenHistory) -> Choice:
         """The token for a row, float32 [>= n_vocab], that follows `history`.
 
         Raises: ModelOutputError for a logit that is not finite.
         """
+        if isinstance(row, LazyRow):
+            if self._largest_is_enough and row.finite and row.best < self.n_vocab:
+                return Choice(row.best)
+            row = np.asarray(row)
         valid, best = self._checked(row, history)
         adjusted = adjust(valid, history, self.params, self._bans(history))
         if not self.params.greedy:
@@ -73,14 +84,16 @@ class Sampler:
             token = best if adjusted is valid else int(adjusted.argmax())
         return Choice(token, self._logprob(valid, token))
 
-    def distribution(self, row: Logits, history: TokenHistory) -> Distribution:
+    def distribution(self, row: Logits | LazyRow, history: TokenHistory) -> Distribution:
         """The exact distribution `choose` draws from; one id with probability 1 when greedy."""
-        valid, _ = self._checked(row, history)
+        valid, _ = self._checked(np.asarray(row), history)
         return distribution(adjust(valid, history, self.params, self._bans(history)), self.params)
 
-    def logprob(self, row: Logits, token: int) -> TokenLogprob | None:
+    def logprob(self, row: Logits | LazyRow, token: int) -> TokenLogprob | None:
         """The log-probabilities that go with a token chosen elsewhere; None unless the request asked for them."""
-        return self._logprob(row[: self.n_vocab], token)
+        if self.params.logprobs is None:
+            return None
+        return self._logprob(np.asarray(row)[: self.n_vocab], token)
 
     def _checked(self, row: Logits, history: TokenHistory) -> tuple[Logits, int]:
         """The row without padding, and the id of its largest logit.

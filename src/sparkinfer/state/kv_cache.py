@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from sparkinfer.backend.base import aligned
+import numpy as np
+
+from sparkinfer.backend.base import HostMemory, Memory
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,25 @@ class KvShape:
 class KvCache:
     """Memory for `context` positions. Pages are only taken from the system once positions are written."""
 
-    def __init__(self, shape: KvShape, context: int) -> None:
+    def __init__(self, shape: KvShape, context: int, memory: Memory | None = None) -> None:
+        """`memory`: of the backend whose kernels use it (default: the host's)."""
+        memory = memory or HostMemory()
         self.plane_bytes = shape.plane_bytes(context)
-        self._shape = shape
-        size = max(64, shape.layers * shape.kv_heads * self.plane_bytes)
-        self._keys, self._values = aligned(size), aligned(size)
-        self.keys = int(self._keys.ctypes.data)
-        self.values = int(self._values.ctypes.data)
+        self._shape, self._memory = shape, memory
+        planes = (shape.layers * shape.kv_heads, self.plane_bytes)
+        self._keys, self._values = memory.zeros(planes, np.uint8), memory.zeros(planes, np.uint8)
+        self.keys, self.values = memory.address(self._keys), memory.address(self._values)
 
     def clear(self, positions: int) -> None:
         """Write zeros to the first positions of every plane."""
         used = self._shape.plane_bytes(positions)
-        for array in (self._keys, self._values):
-            planes = array[: array.size // self.plane_bytes * self.plane_bytes]
-            planes.reshape(-1, self.plane_bytes)[:, :used] = 0
+        for planes in (self._keys, self._values):
+            planes[:, :used] = 0
 
     def drop(self, positions: int, used: int) -> None:
         """Forget the first `positions` (a multiple of 16) of `used` in every plane; the later ones move down."""
         assert positions % 16 == 0, positions
         first, end = self._shape.plane_bytes(positions), self._shape.plane_bytes(used)
-        for array in (self._keys, self._values):
-            for start in range(
-                0, array.size // self.plane_bytes * self.plane_bytes, self.plane_bytes
-            ):
-                plane = array[start : start + self.plane_bytes]
-                plane[: end - first] = plane[first:end]
+        for planes in (self._keys, self._values):
+            for plane in planes:
+                plane[: end - first] = self._memory.copy(plane[first:end])

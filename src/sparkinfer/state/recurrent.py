@@ -2,37 +2,32 @@
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sparkinfer.backend.base import aligned
+from sparkinfer.backend.base import HostMemory, Memory
 from sparkinfer.kernels.shapes import RecurrentShape
-
-Floats = NDArray[np.float32]
-
-
-def _floats(*shape: int) -> Floats:
-    return (
-        aligned(4 * int(np.prod(shape)) + 64)[: 4 * int(np.prod(shape))]
-        .view(np.float32)
-        .reshape(shape)
-    )
 
 
 class RecurrentState:
-    """The live state (`conv`, `delta`) and what a verified window recorded for a later commit."""
+    """The live state (`conv`, `delta`) and what a verified window recorded for a later commit.
 
-    def __init__(self, shape: RecurrentShape) -> None:
+    How the numbers of a head lie in `delta` is the kernels' affair.
+    """
+
+    def __init__(self, shape: RecurrentShape, memory: Memory | None = None) -> None:
+        """`memory`: of the backend whose kernels use it (default: the host's)."""
+        self._memory = memory = memory or HostMemory()
         layers, window, size = shape.layers, shape.window, shape.head_size
-        self.conv = _floats(layers, shape.taps - 1, shape.channels)
-        self.delta = _floats(layers, shape.value_heads, size // 16, size, 16)
-        self.conv_record = _floats(layers, window, shape.channels)
-        self.key_record = _floats(layers, window, shape.key_heads * size)
-        self.delta_record = _floats(layers, window, shape.value_heads * size)
-        self.decay_record = _floats(layers, window, shape.value_heads)
+        self.conv = memory.zeros((layers, shape.taps - 1, shape.channels))
+        self.delta = memory.zeros((layers, shape.value_heads, size // 16, size, 16))
+        self.conv_record = memory.zeros((layers, window, shape.channels))
+        self.key_record = memory.zeros((layers, window, shape.key_heads * size))
+        self.delta_record = memory.zeros((layers, window, shape.value_heads * size))
+        self.decay_record = memory.zeros((layers, window, shape.value_heads))
+        arrays = (self.conv, self.delta, self.conv_record)
+        records = (self.key_record, self.delta_record, self.decay_record)
+        self.addresses = [memory.address(array) for array in (*arrays, *records)]
 
-    def copy(self) -> tuple[Floats, Floats]:
-        return self.conv.copy(), self.delta.copy()
+    def copy(self) -> tuple[Any, Any]:
+        return self._memory.copy(self.conv), self._memory.copy(self.delta)
 
     def put(self, saved: tuple[Any, Any]) -> None:
         self.conv[:], self.delta[:] = saved

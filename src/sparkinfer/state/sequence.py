@@ -10,6 +10,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import Any
 
+from sparkinfer.backend.base import Memory
 from sparkinfer.errors import MemoryLimitError, RequestError
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.state.kv_cache import KvCache, KvShape
@@ -53,13 +54,17 @@ class Sequence:
         *,
         advance: Callable[["Sequence", Ids[int]], None],
         apply: Callable[["Sequence", int], None],
+        memory: Memory | None = None,
     ) -> None:
-        """Raises MemoryLimitError when the memory cannot be reserved."""
+        """`memory`: of the target's backend (default: the host's).
+
+        Raises MemoryLimitError when it cannot be reserved.
+        """
         self.shape, self.context = shape, context
         self._advance, self._apply = advance, apply
         try:
-            self.kv = KvCache(shape.kv, context)
-            self.recurrent = RecurrentState(shape.recurrent) if shape.recurrent else None
+            self.kv = KvCache(shape.kv, context, memory)
+            self.recurrent = RecurrentState(shape.recurrent, memory) if shape.recurrent else None
         except MemoryError as error:
             gib = shape.n_bytes(context) / 2**30
             raise MemoryLimitError(

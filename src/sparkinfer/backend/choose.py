@@ -1,0 +1,40 @@
+"""Which backend a model is loaded on: the GPU where there is one and the means to use it, else the CPU."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, cast
+
+from sparkinfer.backend.base import Backend
+from sparkinfer.backend.cpu import CpuBackend
+from sparkinfer.backend.isa import choose_isa
+from sparkinfer.errors import UnsupportedError
+
+Device = Literal["auto", "cpu", "cuda"]
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def choose_backend(device: str, *, isa: str, threads: int, wide_cache: bool) -> tuple[Backend, str]:
+    """The backend and why it was taken. Raises UnsupportedError where "cuda" is asked for and cannot be had."""
+    missing = _missing()
+    if device == "cuda" and missing:
+        raise UnsupportedError(f"device cuda is not usable here: {missing}; device cpu is")
+    if device == "cpu" or missing:
+        reason = "as asked" if device == "cpu" else missing
+        backend = cast(Backend, CpuBackend(choose_isa(isa), threads, wide_cache=wide_cache))
+        return backend, reason
+    from sparkinfer.backend.cuda import CudaBackend
+
+    reason = "as asked" if device == "cuda" else "a GPU is here"
+    return cast(Backend, CudaBackend("cuda", wide_cache=wide_cache)), reason
+
+
+def _missing() -> str:
+    """What stands between this process and a GPU; empty when nothing does. torch is only imported beside a driver."""
+    if not _DRIVER.exists() and not Path("/dev/nvidiactl").exists():
+        return "no NVIDIA driver is running"
+    for name in ("torch", "triton"):
+        if find_spec(name) is None:
+            return f"{name} is not installed (the extra 'cuda' brings it)"
+    from sparkinfer.backend.cuda import usable
+
+    return usable()

@@ -1,0 +1,40 @@
+"""Logits that a tape leaves in a buffer, and how the host reads them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Backend, Buffer, Recorder
+from sparkinfer.kernels.argmax import argmax
+from sparkinfer.sampling.lazy import LazyRows
+
+Rows = NDArray[np.float32] | LazyRows
+
+
+class Readout:
+    """The first `n_vocab` columns of `buffer`. Where the host cannot read it, tapes also find each row's largest."""
+
+    def __init__(self, backend: Backend, buffer: Buffer, n_vocab: int) -> None:
+        self.buffer, self.n_vocab, self._backend = buffer, n_vocab, backend
+        self._picks: Buffer | None = None
+        if not backend.on_host:
+            self._picks = backend.buffer(buffer.rows, 2, np.int64)
+
+    def record(self, recorder: Recorder) -> None:
+        """After the op that writes the buffer."""
+        if self._picks is not None:
+            argmax(recorder, self.buffer, self._picks, self.n_vocab)
+            recorder.deliver(self._picks)
+
+    def read(self, count: int, first: int = 0) -> Any:
+        """Rows `first` .. of the last replay; overwritten by the next."""
+        self._backend.wait()
+        if self._picks is None:
+            return self.buffer.array[first : first + count, : self.n_vocab]
+        picks = self._backend.staging(self._picks)[first : first + count]
+        return LazyRows(picks, lambda row: self._fetch(first + row), self.n_vocab)
+
+    def _fetch(self, row: int) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = self._backend.download(self.buffer.array[row, : self.n_vocab])
+        return values

@@ -1,0 +1,51 @@
+"""Rows of logits that are still on a device: most choices need only the largest."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class LazyRow:
+    """One row. `best` is the id of its largest logit (the lowest id on a tie); `finite` tells whether all are.
+
+    As an array it is the whole row, brought when asked for; valid until the forward after the one that made it.
+    """
+
+    __slots__ = ("_fetch", "best", "finite")
+
+    def __init__(self, best: int, finite: bool, fetch: Callable[[], NDArray[np.float32]]) -> None:
+        self.best, self.finite, self._fetch = best, finite, fetch
+
+    def argmax(self) -> int:
+        return self.best
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = self._fetch()
+        return values if dtype is None else values.astype(dtype)
+
+
+class LazyRows:
+    """Rows of one forward. `picks` int64 [rows, 2]: best id, and whether the row is finite."""
+
+    def __init__(
+        self, picks: NDArray[np.int64], fetch: Callable[[int], NDArray[np.float32]], n_vocab: int
+    ) -> None:
+        self._picks, self._fetch = picks.tolist(), fetch
+        self.shape = (len(picks), n_vocab)
+
+    def __len__(self) -> int:
+        return len(self._picks)
+
+    def __getitem__(self, index: int) -> LazyRow:
+        place = range(len(self))[index]
+        best, finite = self._picks[place]
+        return LazyRow(best, bool(finite), lambda: self._fetch(place))
+
+    def __iter__(self) -> Iterator[LazyRow]:
+        return (self[index] for index in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = np.stack([self._fetch(place) for place in range(len(self))])
+        return values if dtype is None else values.astype(dtype)
