@@ -251,11 +251,11 @@ def input_part(x, xf, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.conste
 
 @triton.jit
 def part_dot(v, part, x, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr):
-    """v [F, B] plus, per group, the products of a weight's tile with a row."""
+    """v [F, B] (floats: [F, B, V]) plus, per group, the products of a weight's tile with a row."""
     lo, hi, s, m, word = part
     xlo, xhi, xd, xs = x
     if BITS > 8:
-        return v + tl.sum(lo.to(tl.float32) * xlo, 2)
+        return tl.fma(lo.to(tl.float32), tl.broadcast_to(xlo, lo.shape), v)
     else:
         none = tl.zeros_like(lo)
         if MODE <= 2:
@@ -336,9 +336,14 @@ def parts_dot(
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """float32 [F / G * B]: the outputs of one row."""
-    v = tl.zeros([F, B], tl.float32)
+    if BITS > 8:
+        v = tl.zeros([F, B, 4 if BITS == 32 else 8], tl.float32)
+    else:
+        v = tl.zeros([F, B], tl.float32)
     for c in tl.static_range(CHUNKS):
         v = part_dot(v, weight[c], x[c], BITS, MODE, ZERO)
+    if BITS > 8:
+        v = tl.sum(v, 2)
     return fold_sum(v, F, G, B)
 
 
@@ -359,5 +364,35 @@ def int8_blocks(y):
     inverse = tl.where(top > 1e-36, tl.div_rn(127.0, top), 0.0)  # 127 over less is infinite
     # adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits
     code = (y * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    code = ((code << 24) >> 24)  # whatever a NaN gave becomes some byte
+    code = (code << 24) >> 24  # whatever a NaN gave becomes some byte
     return code, scale, scale * tl.sum(code, 1).to(tl.float32)
+
+
+@triton.jit
+def store_blocks(codes, floats, stride, groups, row, block, y, live):
+    """Write the int8 blocks y float32 [M, 32]: `row` and `block` say where, int32 [M]; `live` [M] which of them."""
+    code, scale, total = int8_blocks(y)
+    at = codes.to(tl.pointer_type(tl.int8)) + row[:, None] * (stride * 4) + block[:, None] * 32
+    tl.store(at + tl.arange(0, 32)[None, :], code.to(tl.int8), mask=live[:, None])
+    tl.store(floats + row * stride + block, scale, mask=live)
+    tl.store(floats + row * stride + groups + block, total, mask=live)
+
+
+@triton.jit
+def quantise_when_last(
+    counter, needed, hidden, hidden_stride, codes, floats, stride, groups, block, first, rows,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    """The last of the `needed` programs that wrote a block of 32 columns quantises it, for up to MOST rows from `first`.
+
+    Which program is last changes nothing: the values are the same. The counter is left at 0 for the next run.
+    """
+    tl.debug_barrier()  # all warps have written
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == needed - 1:
+        r = tl.arange(0, MOST)
+        live = r < rows
+        at = hidden + (first + r)[:, None] * hidden_stride + block * 32 + tl.arange(0, 32)[None, :]
+        y = tl.load(at, mask=live[:, None], other=0.0, cache_modifier=".cg")
+        place = tl.zeros([MOST], tl.int32) + block
+        store_blocks(codes, floats, stride, groups, first + r, place, y, live)
+        tl.store(counter, 0)

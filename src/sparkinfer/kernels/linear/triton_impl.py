@@ -103,6 +103,7 @@ def linear_kernel(
     weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
     target = out + start * stride + row + tl.arange(0, N)
     if ONE:
+        tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
         result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
         if ADD:
             result += tl.load(target)

@@ -1,0 +1,117 @@
+"""GPU form of `gated_linear`: a program computes the same few outputs of gate and up; the last one of each 32 quantises."""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Activation
+from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.kernels.linear.triton_impl import (
+    EXACT,
+    Tile,
+    choose_tile,
+    constants,
+    input_views,
+    stride_of,
+)
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.triton_quant import (
+    bound,
+    input_parts,
+    parts_dot,
+    quantise_when_last,
+    sigmoid,
+    weight_parts,
+)
+
+BLOCK = 32
+ROWS = 16  # that a program computes at most
+
+
+@triton.jit(do_not_specialize=["rows", "unit", "block"])
+def gated_kernel(
+    x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups,
+    out, out_stride, codes, floats, q_stride, counters,
+    QUANTISED: tl.constexpr, ROWS: tl.constexpr,
+    GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
+    GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
+    UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
+    UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
+):  # fmt: skip
+    N: tl.constexpr = GF // GG * GB
+    first = tl.program_id(0) * N
+    row = first.to(tl.int64)
+    start = tl.program_id(1) * block
+    count = tl.minimum(block, rows - start)
+    g = weight_parts(gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN)
+    u = weight_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN)
+    target = out + start * out_stride + first + tl.arange(0, N)
+    x += start * x_stride
+    xf += start * x_stride
+    for r in range(0, bound(count)):
+        values = input_parts(x, xf, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+        a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
+        if GF != UF or GG != UG or GCHUNKS != UCHUNKS or (GBITS > 8 and GBITS != UBITS):
+            values = input_parts(x, xf, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
+        b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+        tl.store(target, a * sigmoid(a) * b)
+        target += out_stride
+        x += x_stride
+        xf += x_stride
+    if QUANTISED:
+        groups = gate_total // 32
+        place = first // 32
+        quantise_when_last(
+            counters + tl.program_id(1) * groups + place, 32 // N, out, out_stride,
+            codes, floats, q_stride, groups, place, start, count, ROWS,
+        )  # fmt: skip
+
+
+def paired_tiles(gate: TritonWeight, up: TritonWeight, outputs: int, sms: int) -> tuple[Tile, Tile]:
+    """Tiles of gate and up with the same outputs and warps, for `outputs` outputs of each."""
+    first = choose_tile(gate.form, gate.groups, outputs, sms, most=4)
+    second = choose_tile(up.form, up.groups, outputs, sms, most=4)
+    rows, warps = max(first.rows, second.rows), max(first.warps, second.warps)
+    if (gate.form.quantised, gate.form.main_words) == (up.form.quantised, up.form.main_words):
+        rows = first.rows
+    return _resized(first, min(rows, BLOCK), warps), _resized(second, min(rows, BLOCK), warps)
+
+
+def _resized(tile: Tile, rows: int, warps: int) -> Tile:
+    lanes = max(tile.lanes, 32 * warps) if tile.groups >= 32 * warps else tile.lanes
+    return replace(tile, lanes=lanes, outputs=max(1, rows * tile.groups // lanes), warps=warps)
+
+
+def counters(recorder: CudaRecorder, count: int) -> torch.Tensor:
+    """Zeroed counters that every kernel leaves at zero."""
+    return recorder.scratch("block counters", count, torch.int32)
+
+
+def record(
+    recorder: CudaRecorder, x: Activation, gate: TritonWeight, up: TritonWeight, out: Activation
+) -> None:
+    """Pinned as `linear`. The float32 result is written as well as its int8 blocks."""
+    assert gate.outputs % BLOCK == 0, gate.outputs
+    assert gate.quantised == up.quantised, "gate and up read the same form of the activation"
+    rows = recorder.rows
+    first, second = paired_tiles(gate, up, gate.outputs, recorder.owner.sms)
+    assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
+    words, floats = input_views(x, gate)
+    block = min(rows, ROWS)
+    blocks = -(-rows // block)
+    hidden = out.f32.array
+    codes = scales = hidden
+    if out.q8 is not None:
+        codes, scales = q8_views(out.q8)
+    recorder.launch(
+        gated_kernel, (gate.outputs // first.rows, blocks),
+        words, floats, stride_of(words), rows, block, 1,
+        gate.words, gate.total, gate.groups, up.words, up.total, up.groups,
+        hidden, stride_of(hidden), codes, scales, stride_of(codes),
+        counters(recorder, blocks * gate.outputs // BLOCK),
+        QUANTISED=out.q8 is not None, ROWS=ROWS,
+        **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
+        num_warps=first.warps, **EXACT,
+    )  # fmt: skip

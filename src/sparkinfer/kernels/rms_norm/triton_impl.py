@@ -1,0 +1,49 @@
+"""GPU form of `rms_norm`: one program a row, which also writes the row's int8 blocks."""
+
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.kernels.triton_quant import store_blocks
+
+_EXACT = {"enable_fp_fusion": False}
+
+
+@triton.jit
+def rms_norm_kernel(
+    x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
+    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    live = k < width
+    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
+    factor = tl.load(weight + k, mask=live, other=0.0)
+    mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
+    y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
+    tl.store(out + row * out_stride + k, y, mask=live)
+    if QUANTISED:
+        block = tl.arange(0, BLOCK // 32)
+        groups = width // 32
+        y2 = tl.reshape(y, [BLOCK // 32, 32])
+        store_blocks(
+            codes, floats, q_stride, groups, tl.zeros_like(block) + row, block, y2, block < groups
+        )
+
+
+def record(
+    recorder: CudaRecorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float
+) -> None:
+    """Pinned: the tree of one sum over a row padded to a power of two, by 4 warps; a row is a program of its own."""
+    width = x.width
+    codes = floats = out.f32.array
+    if out.q8 is not None:
+        assert width % 32 == 0, width
+        codes, floats = q8_views(out.q8)
+    recorder.launch(
+        rms_norm_kernel, (recorder.rows,),
+        x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),
+        codes, floats, codes.stride(0), width, eps,
+        BLOCK=max(32, triton.next_power_of_2(width)), QUANTISED=out.q8 is not None, num_warps=4, **_EXACT,
+    )  # fmt: skip
