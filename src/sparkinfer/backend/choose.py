@@ -2,33 +2,44 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from sparkinfer.backend.base import Backend
-from sparkinfer.backend.cpu import CpuBackend
-from sparkinfer.backend.isa import choose_isa
 from sparkinfer.errors import UnsupportedError
 
-Device = Literal["auto", "cpu", "cuda"]
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def choose_backend(device: str, *, isa: str, threads: int, wide_cache: bool) -> tuple[Backend, str]:
-    """The backend and why it was taken. Raises UnsupportedError where "cuda" is asked for and cannot be had."""
-    missing = _missing()
+def choose_backend(
+    device: str, *, isa: str, threads: int, cache_dir: Path, wide_cache: bool
+) -> tuple[Backend, str]:
+    """The backend for `device` (auto, cpu or cuda), and why it was taken.
+
+    Raises UnsupportedError where "cuda" is asked for and cannot be had.
+    """
+    missing = why_no_gpu()
     if device == "cuda" and missing:
         raise UnsupportedError(f"device cuda is not usable here: {missing}; device cpu is")
     if device == "cpu" or missing:
         reason = "as asked" if device == "cpu" else missing
-        backend = cast(Backend, CpuBackend(choose_isa(isa), threads, wide_cache=wide_cache))
-        return backend, reason
+        return _cpu(isa, threads, cache_dir, wide_cache), reason
     from sparkinfer.backend.cuda import CudaBackend
 
     reason = "as asked" if device == "cuda" else "a GPU is here"
     return cast(Backend, CudaBackend("cuda", wide_cache=wide_cache)), reason
 
 
-def _missing() -> str:
+def _cpu(isa: str, threads: int, cache_dir: Path, wide_cache: bool) -> Backend:
+    """The compiler is only imported for the CPU."""
+    from sparkinfer.backend.compiled import set_cache_root
+    from sparkinfer.backend.cpu import CpuBackend
+    from sparkinfer.backend.isa import choose_isa
+
+    set_cache_root(cache_dir)
+    return cast(Backend, CpuBackend(choose_isa(isa), threads, wide_cache=wide_cache))
+
+
+def why_no_gpu() -> str:
     """What stands between this process and a GPU; empty when nothing does. torch is only imported beside a driver."""
     if not _DRIVER.exists() and not Path("/dev/nvidiactl").exists():
         return "no NVIDIA driver is running"

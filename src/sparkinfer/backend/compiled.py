@@ -6,7 +6,6 @@ an unchanged second start only loads. Numba itself keys each entry by CPU and si
 
 import ctypes
 import functools
-import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import numba
 from numba import types
 from numba.core import config
 
+from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import OptionError
 
 _KEEP = 6  # cache folders of other versions kept beside the current one
@@ -31,18 +31,8 @@ def set_cache_root(path: Path) -> None:
 
 @functools.cache
 def source_hash() -> str:
-    """Hash of the sources of `backend`, `kernels` and `quant` (tile layouts) and of the compilers' versions.
-
-    What only the GPU runs (Triton keeps its own cache) does not count.
-    """
-    package = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__}".encode())
-    for folder in ("backend", "kernels", "quant"):
-        for file in sorted((package / folder).rglob("*.py")):
-            if file.name.startswith("triton_") or file.name == "cuda.py":
-                continue
-            digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
+    """Hash of what the CPU runs and of its compilers' versions."""
+    return hash_sources(f"{numba.__version__} {llvmlite.__version__}", gpu=False)
 
 
 @functools.cache

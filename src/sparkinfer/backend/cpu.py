@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend import executor
 from sparkinfer.backend.base import Activation, Arena, Buffer, HostMemory, aligned
-from sparkinfer.backend.compiled import Kernel
+from sparkinfer.backend.compiled import Kernel, source_hash
 from sparkinfer.backend.isa import Isa
 from sparkinfer.machine import available_memory
 
@@ -173,6 +173,7 @@ class CpuBackend(HostMemory):
             "isa_reason": self.isa.reason,
             "threads": self.threads,
             "mode": "graph",
+            "kernels": source_hash(),
         }
 
     def memory(self) -> int:

@@ -16,6 +16,7 @@ import triton
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import UnsupportedError
 from sparkinfer.machine import available_memory
 
@@ -246,8 +247,14 @@ class CudaBackend:
 
     @property
     def plan(self) -> dict[str, Any]:
+        kernels = hash_sources(f"{torch.__version__} {triton.__version__}", gpu=True)
         if self.interpreted:
-            return {"backend": self.name, "device": "interpreter", "mode": "eager"}
+            return {
+                "backend": self.name,
+                "device": "interpreter",
+                "mode": "eager",
+                "kernels": kernels,
+            }
         properties = torch.cuda.get_device_properties(self.device)
         return {
             "backend": self.name,
@@ -256,6 +263,7 @@ class CudaBackend:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "mode": "graph" if self.graphs else "eager",
+            "kernels": kernels,
         }
 
     def memory(self) -> int:

@@ -62,6 +62,10 @@ def announce_compiling(options: Options) -> None:
 
     Raises: DeviceError when the cache folder cannot be used.
     """
+    from sparkinfer.backend.choose import why_no_gpu
+
+    if options.text("device") != "cpu" and not why_no_gpu():
+        return
     from sparkinfer.backend.compiled import cache_folder, set_cache_root
 
     root = options.path("cache_dir")

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend
 from sparkinfer.backend.choose import choose_backend
-from sparkinfer.backend.compiled import set_cache_root, source_hash
 from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles, factors
@@ -73,13 +72,16 @@ def load_target(
     exact = options.text("activations") == "f32"
     shape = _state_shape(config, exact)
     size = _context(config, options.integer("context"))
-    set_cache_root(options.path("cache_dir"))
     reason = "given"
     if backend is None:
         n_threads = options.integer("threads")
         assert n_threads is not None
         backend, reason = choose_backend(
-            options.text("device"), isa=options.text("isa"), threads=n_threads, wide_cache=exact
+            options.text("device"),
+            isa=options.text("isa"),
+            threads=n_threads,
+            cache_dir=options.path("cache_dir"),
+            wide_cache=exact,
         )
     weights = Weights(file, backend, exact, progress)
     try:
@@ -219,5 +221,4 @@ def _plan(
         "max_width": MAX_WIDTH,
         "weight_bytes": {kind: weights.formats[kind] for kind in sorted(weights.formats)},
         "state_bytes": shape.n_bytes(context),
-        "kernels": source_hash(),
     }
