@@ -278,6 +278,21 @@ def test_ci_names_its_run(tmp_path: Path, record: Evaluation, key: SigningKey) -
         receipt.issue(record, judge(record), key, assurance="ci")
     with pytest.raises(OptionError, match="only 'ci' has one"):
         receipt.issue(record, judge(record), key, run=run)
+    for bad in ("x\x1b[2J", "x" * 501):
+        with pytest.raises(OptionError, match="expected an address"):
+            receipt.issue(record, judge(record), key, assurance="ci", run=bad)
+
+
+def test_no_line_can_steer_a_terminal(
+    tmp_path: Path, issued: dict[str, Any], key: SigningKey
+) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["predicate"]["judgement"]["label"] = "\x1b[2J\r\u202epassed"
+        content["predicate"]["judge"] = "a\nproven      everything"
+
+    found = verify(written(tmp_path / "r.json", signed_again(issued, key, change)))
+    assert not found.ok
+    assert all(line.isprintable() for line in found.lines())
 
 
 def test_what_has_no_digest_gets_no_receipt(record: Evaluation, key: SigningKey) -> None:

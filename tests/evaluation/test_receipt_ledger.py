@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evaluation_records import evaluation, scope
 
-from sparkinfer.errors import MissingFileError
+from sparkinfer.errors import MissingFileError, OptionError
 from sparkinfer.evaluation import ledger, receipt
 from sparkinfer.evaluation.keys import SigningKey, generate
 from sparkinfer.evaluation.record import Evaluation
@@ -159,6 +159,19 @@ def test_the_named_beginning_has_to_be_there(tmp_path: Path, path: Path) -> None
     issued = receipt.issue(record("e1"), judge(record("e1")), KEY, started=elsewhere)
     ledger.append(path, issued)
     assert "names as its beginning" in checked(tmp_path, issued, path).failed[0]
+
+
+def test_a_receipt_that_fails_is_not_looked_for(tmp_path: Path, path: Path) -> None:
+    issued = attempt(path, record("e1"))
+    broken = {**issued, "payloadType": "x"}
+    found = checked(tmp_path, broken, path)
+    assert len(found.failed) == 1 and "payload type" in found.failed[0]
+
+
+def test_a_head_needs_its_ledger(tmp_path: Path, path: Path) -> None:
+    receipt.write(tmp_path / "r.json", attempt(path, record("e1")))
+    with pytest.raises(OptionError, match="needs the ledger"):
+        verify(tmp_path / "r.json", head="0" * 64)
 
 
 def test_a_receipt_twice_in_a_ledger(tmp_path: Path, path: Path) -> None:

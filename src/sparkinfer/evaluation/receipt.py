@@ -86,6 +86,8 @@ def assurance_of(level: str, run: str) -> dict[str, Any]:
     """Return the part of a receipt that says what it proves and what it does not. Raises: OptionError."""
     if level not in ASSURANCE:
         raise OptionError(f"assurance {level!r}: expected {' or '.join(ASSURANCE)}")
+    if not isinstance(run, str) or not run.isprintable() or len(run) > 500:
+        raise OptionError(f"the CI's run {run!r:.80}: expected an address of up to 500 characters")
     if bool(run) != (level == "ci"):
         raise OptionError("assurance 'ci' needs the address of the CI's run, and only 'ci' has one")
     return {

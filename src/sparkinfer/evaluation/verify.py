@@ -19,6 +19,7 @@ from sparkinfer.evaluation.receipt import (
     subjects,
 )
 from sparkinfer.evaluation.record import Evaluation
+from sparkinfer.evaluation.report_facts import clean
 from sparkinfer.evaluation.verdict import judge
 
 # Another machine's numpy may add in another order; the verdict itself has to be equal.
@@ -50,7 +51,10 @@ class Verification:
         return 0 if self.ok else 1
 
     def lines(self) -> list[str]:
-        """Return the whole finding, one short line each."""
+        """Return the whole finding, one short line each, without anything that could steer a terminal."""
+        return [clean(line, 600) for line in self._lines()]
+
+    def _lines(self) -> list[str]:
         out = [f"receipt     {self.receipt or 'unreadable'}"]
         if self.fingerprint:
             out.append(f"key         {self.fingerprint}")
@@ -105,7 +109,7 @@ def examine(
     _verdict(evaluation, statement["predicate"], found)
     if head is not None and ledger is None:
         raise OptionError("a published head needs the ledger that it is to be found in")
-    if ledger is not None:
+    if ledger is not None and found.ok:
         _order(Path(ledger), head, evaluation, statement["predicate"], found)
     _conclude(statement["predicate"], allowed is not None, ledger is not None, found)
     return found
@@ -267,7 +271,9 @@ def attempts(entries: Iterable[Entry], evaluation: Evaluation) -> str:
             entry.facts.get("scope") == evaluation.scope.name
         ):
             ended = entry.kind == "receipt"
-            outcome[entry.evaluation] = str(entry.facts["verdict"]) if ended else "without an end"
+            outcome[entry.evaluation] = (
+                str(entry.facts.get("verdict")) if ended else "without an end"
+            )
     counts = ", ".join(f"{n} {what}" for what, n in sorted(Counter(outcome.values()).items()))
     return f"evaluations of these two builds in this scope: {len(outcome)} ({counts})"
 
