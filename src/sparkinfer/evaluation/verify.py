@@ -52,19 +52,20 @@ class Verification:
 
     def lines(self) -> list[str]:
         """Return the whole finding, one short line each, without anything that could steer a terminal."""
-        return [clean(line, 600) for line in self._lines()]
-
-    def _lines(self) -> list[str]:
-        out = [f"receipt     {self.receipt or 'unreadable'}"]
-        if self.fingerprint:
-            out.append(f"key         {self.fingerprint}")
-        out += [f"passed      {text}" for text in self.passed]
-        out += [f"FAILED      {text}" for text in self.failed]
-        if self.failed:
-            return [*out, "This receipt proves nothing: it does not hold together."]
-        out += [f"assurance   {text}" for text in self.assurance]
-        out += [f"proven      {text}" for text in self.proven]
-        return out + [f"not proven  {text}" for text in self.not_proven]
+        told = [("receipt", self.receipt or "unreadable")]
+        told += [("key", self.fingerprint)] if self.fingerprint else []
+        told += [("passed", text) for text in self.passed]
+        told += [("FAILED", text) for text in self.failed]
+        if self.ok:
+            told += [("assurance", text) for text in self.assurance]
+            told += [("proven", text) for text in self.proven]
+            told += [("not proven", text) for text in self.not_proven]
+        lines = [f"{name:<12}{clean(text, 600)}" for name, text in told]
+        return (
+            lines
+            if self.ok
+            else [*lines, "This receipt proves nothing: it does not hold together."]
+        )
 
 
 def verify(
