@@ -22,7 +22,7 @@ EXACT_BLOCKS = 16  # 65535 subsets; more blocks are judged on a sample of subset
 _SAMPLED_SUBSETS = 19_999
 _SIMULATED = 4000  # draws behind a predicted power
 _SIMULATE_BLOCKS = 10  # beyond, the t test has the same power as the exact one
-_MOST_BLOCKS = 2000  # a prediction beyond helps nobody
+_MOST_BLOCKS = 500  # a prediction beyond helps nobody
 _NORMAL = NormalDist()
 
 
@@ -247,14 +247,8 @@ def detectable(spread: float, count: int, alpha: float, wanted: float = 0.8) -> 
         return None
     if count <= _SIMULATE_BLOCKS:
         return spread * float(np.quantile(_thresholds(count, alpha), wanted))
-    low, high = 0.0, 1.0
-    while _student_power(high, count - 1, alpha) < wanted:
-        high *= 2
-    for _ in range(40):
-        middle = (low + high) / 2
-        enough = _student_power(middle, count - 1, alpha) >= wanted
-        low, high = (low, middle) if enough else (middle, high)
-    return spread * high / math.sqrt(count)
+    quantiles = student_quantile(1 - alpha / 2, count - 1) + student_quantile(wanted, count - 1)
+    return spread * quantiles / math.sqrt(count)
 
 
 def blocks_to_settle(

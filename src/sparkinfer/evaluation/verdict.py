@@ -304,7 +304,7 @@ def _label(
         and part.high is not None
         and part.high < bars.reject
     ]
-    if slower or any(guard.state == "failed" for guard in guards):
+    if (slower and verdict in ("MIXED", "WORSE")) or any(g.state == "failed" for g in guards):
         return labels.REJECT
     if total.low is None or total.high is None:
         return labels.NONE
