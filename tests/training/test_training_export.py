@@ -30,6 +30,7 @@ VARIANTS = [
     {},
     {"causal": False, "markov_rank": 32},
     {"from_anchor": True, "vocabulary": 96, "markov_rank": 32, "window": 6},
+    {"vocabulary": 96, "own_head": True},
 ]
 IDS = torch.arange(7, 7 + 96 * 3, 3)
 

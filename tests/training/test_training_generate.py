@@ -97,6 +97,28 @@ def test_starts_of_turns_are_varied_and_never_a_prompt_kept_for_measuring() -> N
     assert turns == random_turns(20000, 0, kept)
 
 
+def test_words_of_the_vocabulary_make_questions_different() -> None:
+    words = [f"word{n}" for n in range(500)]
+    turns = random_turns(20000, 0, words=words)
+    assert len({turn.text for turn in turns}) > 10000
+    assert sum("word" in turn.text for turn in turns) > 4000
+    assert not any("{" in turn.text and "}" in turn.text for turn in turns)
+
+
+def test_later_turns_may_follow_up() -> None:
+    turns = random_turns(2000, 0, later=True)
+    shares = [turn.domain == "follow-up" for turn in turns]
+    assert 0.35 < sum(shares) / len(shares) < 0.45
+
+
+def test_rows_with_a_sequence_are_left_out() -> None:
+    tokens = np.array([[1, 2, 3, 4], [2, 3, 9, 2], [9, 9, 1, 2], [3, 1, 2, 3]], np.uint32)
+    rows = Corpus(tokens, tokens > 2).without([[1, 2, 3], [9, 2], [7] * 9, []])
+    assert rows.tokens.tolist() == [[9, 9, 1, 2]]
+    assert rows.answers.tolist() == [[True, True, False, False]]
+    assert len(Corpus(tokens, tokens > 2).without([[4, 1]])) == 4
+
+
 def test_the_prompts_kept_for_measuring_cover_the_domains() -> None:
     prompts = read_prompts(HELD_OUT)
     assert len({p.text for p in prompts}) == len(prompts) >= 60

@@ -33,6 +33,15 @@ def test_dpace_weights_by_hand() -> None:
     assert loss.item() == pytest.approx(by_hand, rel=1e-6)
 
 
+def test_reach_makes_later_slots_matter_less() -> None:
+    plan = TrainPlan(weighting="dpace", smoothing=0.5, reach=2.0)
+    loss, _ = block_loss(LOGITS, LABELS, ALL, plan)
+    first = 0.5 + 0.5 * 0.75
+    both = first * (0.5 + 0.5 * 0.5) * math.exp(-0.5)
+    by_hand = ((first + both) * math.log(4 / 3) + both * math.log(2)) / (first + 2 * both)
+    assert loss.item() == pytest.approx(by_hand, rel=1e-6)
+
+
 def test_weights_carry_no_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
     loss, _ = block_loss(logits, LABELS, ALL, TrainPlan())
