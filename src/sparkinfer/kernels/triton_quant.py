@@ -224,9 +224,7 @@ def weight_part(
         return values, values, 0.0, 0.0, 0
     else:
         lo, hi = weight_codes(w, total, row, n, g, groups, unit, live, BITS, EVEN)
-        s, m, word = weight_scales(
-            w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN
-        )
+        s, m, word = weight_scales(w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN)
         return lo, hi, s, m, word
 
 

@@ -34,7 +34,7 @@ ROWS = 16  # that a program computes at most
 def gated_kernel(
     x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups,
     out, out_stride, codes, floats, q_stride, counters,
-    QUANTISED: tl.constexpr, ROWS: tl.constexpr,
+    QUANTISED: tl.constexpr, ROWS: tl.constexpr, SAME: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
@@ -45,21 +45,31 @@ def gated_kernel(
     row = first.to(tl.int64)
     start = tl.program_id(1) * block
     count = tl.minimum(block, rows - start)
-    g = weight_parts(gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN)
-    u = weight_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN)
-    target = out + start * out_stride + first + tl.arange(0, N)
     x += start * x_stride
     xf += start * x_stride
+    values = input_parts(x, xf, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+    g = weight_parts(
+        gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN
+    )
+    u = weight_parts(
+        up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
+    )
+    target = out + start * out_stride + first + tl.arange(0, N)
     for r in range(0, bound(count)):
-        values = input_parts(x, xf, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+        ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
+        coming = input_parts(
+            x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
+        )
         a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
-        if GF != UF or GG != UG or GCHUNKS != UCHUNKS or (GBITS > 8 and GBITS != UBITS):
-            values = input_parts(x, xf, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
-        b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+        if SAME:
+            b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+        else:
+            at = r * x_stride
+            other = input_parts(x + at, xf + at, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
+            b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
         tl.store(target, a * sigmoid(a) * b)
         target += out_stride
-        x += x_stride
-        xf += x_stride
+        values = coming
     if QUANTISED:
         groups = gate_total // 32
         place = first // 32
@@ -82,6 +92,12 @@ def paired_tiles(gate: TritonWeight, up: TritonWeight, outputs: int, sms: int) -
 def _resized(tile: Tile, rows: int, warps: int) -> Tile:
     lanes = max(tile.lanes, 32 * warps) if tile.groups >= 32 * warps else tile.lanes
     return replace(tile, lanes=lanes, outputs=max(1, rows * tile.groups // lanes), warps=warps)
+
+
+def same_cut(gate: TritonWeight, up: TritonWeight, first: Tile, second: Tile) -> bool:
+    """Both read the same parts of an input row."""
+    shapes = [(t.lanes, t.groups, t.chunks, t.even) for t in (first, second)]
+    return shapes[0] == shapes[1] and gate.form.group == up.form.group
 
 
 def counters(recorder: CudaRecorder, count: int) -> torch.Tensor:
@@ -111,7 +127,7 @@ def record(
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups,
         hidden, stride_of(hidden), codes, scales, stride_of(codes),
         counters(recorder, blocks * gate.outputs // BLOCK),
-        QUANTISED=out.q8 is not None, ROWS=ROWS,
+        QUANTISED=out.q8 is not None, ROWS=ROWS, SAME=same_cut(gate, up, first, second),
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, **EXACT,
     )  # fmt: skip

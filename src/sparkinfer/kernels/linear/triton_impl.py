@@ -161,7 +161,9 @@ def record(
     pending = list(zip(weights, out, strict=True))
     while pending:
         first = pending[0][0]
-        group = [pair for pair in pending if (pair[0].form, pair[0].inputs) == (first.form, first.inputs)]
+        group = [
+            pair for pair in pending if (pair[0].form, pair[0].inputs) == (first.form, first.inputs)
+        ]
         group = group[:MOST]
         pending = [pair for pair in pending if not any(pair is taken for taken in group)]
         _launch(recorder, x, group, add)

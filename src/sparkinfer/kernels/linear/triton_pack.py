@@ -271,7 +271,9 @@ def _q6_k(blocks: Tensor) -> Planes:
 def _q2_k(blocks: Tensor) -> Planes:
     packed = blocks[..., :16].reshape(*blocks.shape[:2], 8, 2)
     scales = torch.cat([packed & 15, packed >> 4], -1)  # two scales, two minima per group of 32
-    return _with_super(_runs(blocks[..., 16:80], 32, 2), scales, blocks[..., 80:82], blocks[..., 82:])
+    return _with_super(
+        _runs(blocks[..., 16:80], 32, 2), scales, blocks[..., 80:82], blocks[..., 82:]
+    )
 
 
 def _q3_k(blocks: Tensor) -> Planes:

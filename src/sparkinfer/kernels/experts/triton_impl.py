@@ -1,0 +1,257 @@
+"""GPU form of the routed experts: a program holds a few outputs of one active expert for all rows that chose it."""
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.backend.base import Activation
+from sparkinfer.kernels.experts import ExpertBuffers
+from sparkinfer.kernels.gated_linear.triton_impl import (
+    BLOCK,
+    ROWS,
+    counters,
+    paired_tiles,
+    same_cut,
+)
+from sparkinfer.kernels.linear.triton_impl import (
+    EXACT,
+    choose_tile,
+    constants,
+    input_views,
+    stride_of,
+)
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.triton_quant import (
+    bound,
+    input_parts,
+    parts_dot,
+    quantise_when_last,
+    sigmoid,
+    weight_parts,
+)
+
+_COLUMNS = 256  # of a combine program
+
+
+@triton.jit
+def entry_of(table, index, pairs):
+    """Id of an active expert, its number of rows (0 where there is no such expert) and its first slot."""
+    there = index < tl.load(table)
+    at = table + 1 + pairs + 3 * index
+    expert = tl.load(at, mask=there, other=0)
+    count = tl.load(at + 1, mask=there, other=0)
+    return expert, count.to(tl.int32), tl.load(at + 2, mask=there, other=0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["unit"])
+def hidden_kernel(
+    x, xf, x_stride, unit, table, pairs, entries,
+    gate, gate_total, gate_rows, gate_groups, up, up_total, up_rows, up_groups,
+    out, out_stride, codes, floats, q_stride, counters, width,
+    QUANTISED: tl.constexpr, ROWS: tl.constexpr, SAME: tl.constexpr,
+    GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
+    GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
+    UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
+    UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
+):  # fmt: skip
+    """hidden[slot] of one active expert, a part of its outputs, up to ROWS of its slots."""
+    N: tl.constexpr = GF // GG * GB
+    index = tl.program_id(1)
+    expert, slots, first_slot = entry_of(table, index, pairs)
+    start = tl.program_id(2) * ROWS
+    if start < slots:
+        count = tl.minimum(ROWS, slots - start)
+        first = tl.program_id(0) * N
+        slot = first_slot + start
+        row_of = table + 1 + pairs + 3 * entries + slot
+        at = tl.load(row_of).to(tl.int32) * x_stride
+        values = input_parts(x + at, xf + at, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+        row = expert * gate_rows + first
+        g = weight_parts(
+            gate,
+            gate_total,
+            row,
+            gate_groups,
+            unit,
+            GBITS,
+            GMODE,
+            GZERO,
+            GF,
+            GG,
+            GB,
+            GCHUNKS,
+            GEVEN,
+        )
+        row = expert * up_rows + first
+        u = weight_parts(
+            up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
+        )
+        target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
+        for r in range(0, bound(count)):
+            ahead = tl.load(row_of + tl.minimum(r + 1, count - 1)).to(tl.int32) * x_stride
+            coming = input_parts(
+                x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
+            )
+            a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
+            if SAME:
+                b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+            else:
+                here = tl.load(row_of + r).to(tl.int32) * x_stride
+                other = input_parts(
+                    x + here, xf + here, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN
+                )
+                b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+            tl.store(target, a * sigmoid(a) * b)
+            target += out_stride
+            values = coming
+        if QUANTISED:
+            groups = width // 32
+            place = first // 32
+            counter = counters + (index * tl.num_programs(2) + tl.program_id(2)) * groups + place
+            quantise_when_last(
+                counter,
+                32 // N,
+                out,
+                out_stride,
+                codes,
+                floats,
+                q_stride,
+                groups,
+                place,
+                slot,
+                count,
+                ROWS,
+            )
+
+
+@triton.jit(do_not_specialize=["unit"])
+def out_kernel(
+    x, xf, x_stride, unit, table, pairs, w, total, expert_rows, groups, out, out_stride,
+    ROWS: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out[slot] = down_e . hidden[slot] for the slots of one active expert."""
+    N: tl.constexpr = F // G * B
+    expert, slots, first_slot = entry_of(table, tl.program_id(1), pairs)
+    start = tl.program_id(2) * ROWS
+    if start < slots:
+        count = tl.minimum(ROWS, slots - start)
+        first = tl.program_id(0) * N
+        slot = first_slot + start
+        x += slot * x_stride
+        xf += slot * x_stride
+        values = input_parts(x, xf, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
+        row = expert * expert_rows + first
+        weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
+        target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
+        for r in range(0, bound(count)):
+            ahead = tl.minimum(r + 1, count - 1) * x_stride
+            coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
+            tl.store(target, parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS))
+            target += out_stride
+            values = coming
+
+
+@triton.jit
+def combine_kernel(
+    table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride, out, out_stride,
+    width, USED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    live = n < width
+    before = tl.load(out + row * out_stride + n, mask=live, other=0.0)
+    common = tl.load(shared + row * shared_stride + n, mask=live, other=0.0)
+    total = sigmoid(tl.load(gates + row * gates_stride)) * common
+    for rank in tl.static_range(USED):
+        weight = tl.load(weights + row * weights_stride + rank)
+        slot = tl.load(table + 1 + row * USED + rank)
+        value = tl.load(parts + slot * parts_stride + n, mask=live, other=0.0)
+        total = tl.fma(tl.zeros_like(value) + weight, value, total)
+    tl.store(out + row * out_stride + n, before + total, mask=live)
+
+
+def _active(recorder: CudaRecorder, routing: Routing) -> tuple[int, int, int]:
+    """Pairs, most active experts and row blocks of an expert."""
+    pairs = recorder.rows * routing.used
+    return pairs, min(routing.experts, pairs), -(-recorder.rows // ROWS)
+
+
+def _expected(routing: Routing, outputs: int) -> int:
+    """Outputs a launch computes at least, for one row: what the tile is chosen for."""
+    return routing.used * outputs
+
+
+def record_hidden(
+    recorder: CudaRecorder,
+    x: Activation,
+    gate: TritonWeight,
+    up: TritonWeight,
+    routing: Routing,
+    buffers: ExpertBuffers,
+) -> None:
+    """Pinned as `linear`: a row's result does not depend on the other rows of its expert."""
+    assert gate.outputs % BLOCK == 0 and gate.quantised == up.quantised, gate
+    pairs, active, blocks = _active(recorder, routing)
+    sms = recorder.owner.sms
+    first, second = paired_tiles(gate, up, _expected(routing, gate.outputs), sms)
+    assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
+    words, floats = input_views(x, gate)
+    hidden = buffers.hidden.f32.array
+    codes = scales = hidden
+    if buffers.hidden.q8 is not None:
+        codes, scales = q8_views(buffers.hidden.q8)
+    groups = gate.outputs // BLOCK
+    recorder.launch(
+        hidden_kernel, (gate.outputs // first.rows, active, blocks),
+        words, floats, stride_of(words), 1, routing.table.array, pairs, active,
+        gate.words, gate.total, gate.padded_outputs, gate.groups,
+        up.words, up.total, up.padded_outputs, up.groups,
+        hidden, stride_of(hidden), codes, scales, stride_of(codes),
+        counters(recorder, active * blocks * groups), gate.outputs,
+        QUANTISED=buffers.hidden.q8 is not None, ROWS=ROWS, SAME=same_cut(gate, up, first, second),
+        **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
+        num_warps=first.warps, **EXACT,
+    )  # fmt: skip
+
+
+def record_out(
+    recorder: CudaRecorder, down: TritonWeight, routing: Routing, buffers: ExpertBuffers
+) -> None:
+    """Pinned as `linear`."""
+    pairs, active, blocks = _active(recorder, routing)
+    outputs = _expected(routing, down.padded_outputs)
+    tile = choose_tile(down.form, down.groups, outputs, recorder.owner.sms)
+    assert down.padded_outputs % tile.rows == 0, (down.padded_outputs, tile)
+    words, floats = input_views(buffers.hidden, down)
+    out = buffers.out.array
+    recorder.launch(
+        out_kernel, (down.padded_outputs // tile.rows, active, blocks),
+        words, floats, stride_of(words), 1, routing.table.array, pairs,
+        down.words, down.total, down.padded_outputs, down.groups, out, stride_of(out),
+        ROWS=ROWS, **constants(down), **tile.constants(), num_warps=tile.warps, **EXACT,
+    )  # fmt: skip
+
+
+def record_combine(
+    recorder: CudaRecorder,
+    routing: Routing,
+    buffers: ExpertBuffers,
+    shared: Buffer,
+    gates: Buffer,
+    column: int,
+    out: Buffer,
+) -> None:
+    """Pinned: the shared expert first, then the ranks in order, each with one fused multiply-add."""
+    gate: torch.Tensor = gates.array[:, column:]
+    arrays = (routing.weights.array, buffers.out.array, shared.array, gate, out.array)
+    strided = [part for array in arrays for part in (array, stride_of(array))]
+    columns = min(_COLUMNS, triton.next_power_of_2(out.width))
+    recorder.launch(
+        combine_kernel, (recorder.rows, -(-out.width // columns)),
+        routing.table.array, *strided, out.width, USED=routing.used, COLUMNS=columns,
+        num_warps=2, **EXACT,
+    )  # fmt: skip
