@@ -29,23 +29,23 @@ Answer = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt of a cell."""
+    """One prompt of a cell: its tokens, or, before they are known, the text they are the first `length` tokens of."""
 
     cell: str
     number: int
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...] | None = None
+    text: str = ""  # the order that encodes it
+    place: int = 0  # among that order's texts
+    length: int | None = None
 
     def key(self, way: str) -> str:
         return f"{self.cell}/{self.number}/{way}"
 
-
-def questions_of(prompts: Mapping[str, Sequence[Sequence[int]]]) -> list[Question]:
-    """Return every prompt of every cell."""
-    return [
-        Question(cell, number, tuple(prompt))
-        for cell, texts in prompts.items()
-        for number, prompt in enumerate(texts)
-    ]
+    def order(self) -> dict[str, Any]:
+        """Return the part of an order that names the prompt."""
+        if self.prompt is None:
+            return {"prompt_of": [self.text, self.place, self.length]}
+        return {"prompt": list(self.prompt)}
 
 
 def answer_orders(
@@ -71,7 +71,7 @@ def _order(
     return {
         "kind": "request",
         "id": question.key(way),
-        "prompt": list(question.prompt),
+        **question.order(),
         "options": {**options, "speculate": speculate, "reuse_prefix": False},
     }
 
@@ -87,7 +87,7 @@ def teach_orders(questions: Sequence[Question], base: Run | None = None) -> list
         order: dict[str, Any] = {
             "kind": "teach",
             "id": question.key("taught"),
-            "prompt": list(question.prompt),
+            **question.order(),
             "count": TAUGHT,
             "options": {"temperature": 0.0, "logprobs": TAUGHT_TOP, "speculate": False},
         }

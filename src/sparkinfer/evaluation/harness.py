@@ -90,13 +90,10 @@ def _carry_out(orders: Mapping[str, Any], lines: Lines) -> None:
         lines.write("loaded", seconds=seconds, phases=phases.seconds(), **_facts(package, engine))
         if orders.get("drafting") and _speculation(engine).startswith("off"):
             raise TooOldError(f"speculation is {_speculation(engine)}; the scope needs a draft")
-        answers: dict[str, list[int]] = {}
+        said: dict[str, dict[str, Any]] = {}
         for order in orders["do"]:
             lines.write("start", id=order["id"])
-            if "answer_of" in order:  # what this process itself has said
-                order["answer"] = answers[order["answer_of"]]
-            done = _KINDS[order["kind"]](engine, order)
-            answers[order["id"]] = done.get("tokens", [])
+            done = said[order["id"]] = _KINDS[order["kind"]](engine, _filled_in(order, said))
             lines.write("done", id=order["id"], **done)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
     lines.write("bye", peak_rss=peak * 1024)
@@ -136,6 +133,20 @@ def _facts(package: Any, engine: Any) -> dict[str, Any]:
 
 def _speculation(engine: Any) -> str:
     return str(getattr(engine, "speculation", "off (this build cannot speculate)"))
+
+
+def _filled_in(order: Mapping[str, Any], said: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the order with what it takes from earlier ones of the same process.
+
+    `answer_of`: the tokens of that request. `prompt_of` [order, number, length]: of a text's tokens the first `length`.
+    """
+    filled = dict(order)
+    if "answer_of" in order:
+        filled["answer"] = said[order["answer_of"]]["tokens"]
+    if "prompt_of" in order:
+        name, number, length = order["prompt_of"]
+        filled["prompt"] = said[name]["ids"][number][:length]
+    return filled
 
 
 def _encode(engine: Any, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,23 +1,24 @@
 """What both sides read: model files by digest, prompts as text and as the base's tokens."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sparkinfer.errors import MissingFileError, OptionError
 from sparkinfer.evaluation import codec
-from sparkinfer.evaluation.correctness import Question, questions_of
-from sparkinfer.evaluation.guards import context_text, guard_tasks
+from sparkinfer.evaluation.correctness import Question
+from sparkinfer.evaluation.guards import GUARD_TOKENS, context_text, guard_tasks
 from sparkinfer.evaluation.process import Run
 from sparkinfer.evaluation.record import Guard, InputFile, Scope
-from sparkinfer.evaluation.tasks import Task, cell_tasks, needed_context
+from sparkinfer.evaluation.tasks import Task, cell_tasks
 
 Report = Callable[[str, int, int], None]
 TARGET = "target"  # the name by which a guard means the scope's own target
 _BLOCK = 1 << 24
 _CONTEXT_ID = "texts/context"
+_TEMPLATE = 256  # tokens that a chat template may add to a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,11 @@ class Prompts:
     contexts: Mapping[Path, tuple[int, ...]]
 
     def questions(self) -> list[Question]:
-        return questions_of(self.cells)
+        return [
+            Question(cell, number, prompt)
+            for cell, prompts in self.cells.items()
+            for number, prompt in enumerate(prompts)
+        ]
 
     def groups(self, scope: Scope, files: Files, *, guards: bool) -> list[Group]:
         """Return what each process of a slot has to do, the target's first."""
@@ -80,19 +85,31 @@ class Prompts:
         for guard in scope.guards if guards else ():
             path = files.of_guard(guard)
             tasks.setdefault(path, []).extend(guard_tasks(guard, self.contexts[path]))
-        # The context is that of the whole scope, so that the A/A part has the same state as the rest.
-        every = self._all_tasks(scope, files)
-        return [
-            Group(path, tuple(mine), needed_context(every[path]), path == files.model)
-            for path, mine in tasks.items()
-        ]
+        return [group_of(scope, files, path, mine) for path, mine in tasks.items()]
 
-    def _all_tasks(self, scope: Scope, files: Files) -> dict[Path, list[Task]]:
-        tasks: dict[Path, list[Task]] = {files.model: cell_tasks(scope, self.cells)}
-        for guard in scope.guards:
-            path = files.of_guard(guard)
-            tasks.setdefault(path, []).extend(guard_tasks(guard, self.contexts[path]))
-        return tasks
+
+def group_of(scope: Scope, files: Files, path: Path, tasks: Sequence[Task] = ()) -> Group:
+    """Return the group of a model. Every process of a model gets the same context, whatever it is to do."""
+    primary = path == files.model
+    longest = longest_contexts(scope, files)[path] + max(GUARD_TOKENS, scope.tokens)
+    if primary:  # a token has at least one byte
+        texts = (text for texts in scope.prompts.values() for text in texts)
+        bytes_of_text = max((len(text.encode()) for text in texts), default=0)
+        longest = max(longest, bytes_of_text + _TEMPLATE + scope.tokens)
+    return Group(path, tuple(tasks), -(-longest // 256) * 256, primary)
+
+
+def open_questions(scope: Scope) -> list[Question]:
+    """Return the questions before their tokens are known, in the order of `Prompts.questions`."""
+    found = [
+        Question(domain, number, text=domain, place=number)
+        for domain, texts in scope.prompts.items()
+        for number in range(len(texts))
+    ]
+    return found + [
+        Question(f"ctx {context}", 0, text=_CONTEXT_ID, length=context)
+        for context in scope.contexts
+    ]
 
 
 def longest_contexts(scope: Scope, files: Files) -> dict[Path, int]:

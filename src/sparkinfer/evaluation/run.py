@@ -17,6 +17,7 @@ from typing import Any
 from sparkinfer.errors import OptionError
 from sparkinfer.evaluation.builds import Environment
 from sparkinfer.evaluation.correctness import (
+    Question,
     answer_orders,
     check_content,
     check_encoding,
@@ -31,8 +32,10 @@ from sparkinfer.evaluation.inputs import (
     Report,
     all_ids,
     encode_orders,
+    group_of,
     longest_contexts,
     make_prompts,
+    open_questions,
 )
 from sparkinfer.evaluation.preflight import OtherWork, describe_machine, preflight
 from sparkinfer.evaluation.process import (
@@ -58,6 +61,7 @@ from sparkinfer.evaluation.record import (
 )
 from sparkinfer.evaluation.schedule import aa_blocks, backwards, make_plan
 from sparkinfer.evaluation.tasks import SPECULATIVE, one_time_costs, samples_of, warmup_orders
+from sparkinfer.evaluation.timeleft import Timer, blocks_in
 from sparkinfer.evaluation.verdict import decided, judge
 
 Say = Callable[[str], None]
@@ -123,14 +127,16 @@ class Evaluator:
         self._plan: Plan = make_plan(self._scope, settings.seed)
         self._inputs = settings.files.inputs(self._scope, report)
         self._machine = describe_machine()
-        self._machine["harness_sha256"] = hashlib.sha256(settings.harness.read_bytes()).hexdigest()
+        # One copy for the whole evaluation: an edit of the original meanwhile changes nothing.
+        self._harness = settings.harness.read_bytes()
+        self._machine["harness_sha256"] = hashlib.sha256(self._harness).hexdigest()
         self._machine["plans"] = {}
         now = datetime.now(UTC)
         self._created = now.isoformat(timespec="seconds")
         self._id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         self._state = _State(events=[Event("note", "sources", note) for note in notes])
         self._started = monotonic()
-        self._timer = _Timer(self._scope)
+        self._timer = Timer(self._scope)
         self._others = OtherWork()
 
     @property
@@ -181,7 +187,7 @@ class Evaluator:
             events=[_past(event) for event in old.events],
             earlier_seconds=old.seconds,
         )
-        done = _blocks_in(self._state.samples)
+        done = blocks_in(self._state.samples)
         self._note("resume", f"went on after {done} of {self._scope.blocks} blocks")
 
     def run(self, on_start: Callable[[Evaluation], None] = lambda _record: None) -> Evaluation:
@@ -192,6 +198,7 @@ class Evaluator:
         KeyboardInterrupt leaves the record of all complete blocks.
         """
         self._settings.output.mkdir(parents=True, exist_ok=True)
+        (self._settings.output / HARNESS.name).write_bytes(self._harness)
         try:
             self._preflight()
             on_start(self.record)
@@ -243,16 +250,15 @@ class Evaluator:
         self._say("base: tokens and reference answers")
         runs: dict[Path, Run] = {}
         for path, longest in longest_contexts(scope, files).items():
-            primary = path == files.model
-            do = encode_orders(scope, seed, longest, primary=primary)
-            group = Group(path, (), 0, primary)
-            runs[path] = self._process("base", group, do, f"encode-{path.stem}")
-        prompts = make_prompts(scope, files, runs)
-        questions = prompts.questions()
-        do = [*self._answer_orders(prompts, "base"), *teach_orders(questions)]
-        base = self._process("base", self._target(prompts), do, "answers-base")
+            group = group_of(scope, files, path)
+            do = encode_orders(scope, seed, longest, primary=group.primary)
+            if group.primary:
+                questions = open_questions(scope)
+                do += self._answer_orders(questions, "base") + teach_orders(questions)
+            runs[path] = self._process("base", group, do, f"answers-base-{path.stem}")
+        prompts, base = make_prompts(scope, files, runs), runs[files.model]
         self._refuse_short(prompts, base)
-        return prompts, base, all_ids(scope, runs[files.model])
+        return prompts, base, all_ids(scope, base)
 
     def _against_itself(self, prompts: Prompts) -> None:
         """The base against itself; an untrustworthy bench ends the evaluation here."""
@@ -260,7 +266,7 @@ class Evaluator:
         if not scope.aa_blocks:
             return
         order = aa_blocks(self._plan.seed, scope.aa_blocks)
-        for number in range(_blocks_in(self._state.aa), scope.aa_blocks):
+        for number in range(blocks_in(self._state.aa), scope.aa_blocks):
             self._progress("base against itself", number, scope.aa_blocks)
             samples, costs = self._block(number, order[number], prompts, guards=False)
             self._state.aa += samples
@@ -282,10 +288,11 @@ class Evaluator:
         questions = prompts.questions()
         do = [
             *encode_orders(scope, self._plan.seed, longest, primary=True),
-            *self._answer_orders(prompts, "candidate"),
+            *self._answer_orders(questions, "candidate"),
             *teach_orders(questions, base),
         ]
-        candidate = self._process("candidate", self._target(prompts), do, "answers-candidate")
+        group = group_of(scope, files, files.model)
+        candidate = self._process("candidate", group, do, "answers-candidate")
         found = [check_encoding(ids, all_ids(scope, candidate))]
         for side, run in (("base", base), ("candidate", candidate)):
             if SPECULATIVE in {metric.name for metric in scope.metrics}:
@@ -303,7 +310,7 @@ class Evaluator:
     def _measure(self, prompts: Prompts) -> None:
         """Blocks until a look settles the verdict, or the last one."""
         blocks = self._plan.blocks
-        for number in range(_blocks_in(self._state.samples), len(blocks)):
+        for number in range(blocks_in(self._state.samples), len(blocks)):
             if number in self._plan.looks and decided(self.record):
                 return
             self._progress("block", number, len(blocks))
@@ -364,12 +371,12 @@ class Evaluator:
                     orders,
                     raw=raw,
                     silence=self._settings.silence,
-                    harness=self._settings.harness,
+                    harness=self._settings.output / HARNESS.name,
                 )
             except ProcessFailedError as error:
                 self._failed(error, side, name, attempt)
                 continue
-            if side in ("base", "candidate") and group.tasks and group.primary:
+            if side in ("base", "candidate") and group.primary:
                 self._loaded(side, run)
             return run
         raise AssertionError("the last attempt returns or raises")
@@ -379,7 +386,7 @@ class Evaluator:
         speculative = SPECULATIVE in {metric.name for metric in self._scope.metrics}
         off = environment.build.options.get("spec") == "off"
         load: dict[str, Any] = {
-            "context": group.context or None,
+            "context": group.context,
             "draft": str(draft.resolve()) if draft and group.primary and not off else None,
         }
         drafting = group.primary and speculative and not off
@@ -414,17 +421,11 @@ class Evaluator:
 
     # Small things
 
-    def _answer_orders(self, prompts: Prompts, side: Side) -> list[dict[str, Any]]:
+    def _answer_orders(self, questions: Sequence[Question], side: Side) -> list[dict[str, Any]]:
         options = self._sides[side].build.options
         speculative = SPECULATIVE in {metric.name for metric in self._scope.metrics}
         matched = options.get("dflash_accept", "match") == "match"
-        return answer_orders(
-            prompts.questions(), self._scope.tokens, drafting=speculative, sampled=matched
-        )
-
-    def _target(self, prompts: Prompts) -> Group:
-        groups = prompts.groups(self._scope, self._settings.files, guards=True)
-        return next(group for group in groups if group.primary)
+        return answer_orders(questions, self._scope.tokens, drafting=speculative, sampled=matched)
 
     def _refuse_short(self, prompts: Prompts, base: Run) -> None:
         """Raises: OptionError for a cell in which nothing is decoded: there would be no speed to compare."""
@@ -441,38 +442,6 @@ class Evaluator:
     def _progress(self, what: str, number: int, total: int) -> None:
         left = self._timer.left(self._scope, self._state.aa, self._state.samples)
         self._say(f"{what} {number + 1} of {total}{left}")
-
-
-class _Timer:
-    """How long slots take, and so how long is left."""
-
-    def __init__(self, scope: Scope) -> None:
-        self._seconds: dict[bool, list[float]] = {False: [], True: []}
-        slots = 4 * (scope.aa_blocks + scope.blocks)
-        self._guess = 60 * scope.minutes / slots if scope.minutes else None
-
-    def add(self, seconds: float, guards: bool) -> None:
-        self._seconds[guards].append(seconds)
-
-    def left(self, scope: Scope, aa: Sequence[Sample], samples: Sequence[Sample]) -> str:
-        """Return ", at most about 12 min left", "" while nothing is known."""
-        seconds = 0.0
-        parts = (
-            (False, scope.aa_blocks - _blocks_in(aa)),
-            (True, scope.blocks - _blocks_in(samples)),
-        )
-        for guards, blocks in parts:
-            known = self._seconds[guards] or self._seconds[not guards]
-            each = sum(known) / len(known) if known else self._guess
-            if each is None:
-                return ""
-            seconds += 4 * blocks * each
-        words = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-        return f", at most about {words} left"
-
-
-def _blocks_in(samples: Sequence[Sample]) -> int:
-    return len({sample.block for sample in samples})
 
 
 def _past(event: Event) -> Event:

@@ -10,7 +10,6 @@ from sparkinfer.evaluation.record import Guard, OneTime, Sample, Scope, Side, St
 PREFILL = "prefill"  # path of the step that needs no row of its own
 SPECULATIVE = "dflash_tps"
 _GREEDY = {"temperature": 0.0, "reuse_prefix": False}
-_ROOM = 64  # tokens of the context that nothing needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,6 @@ def warmup_orders(tasks: Sequence[Task], tokens: int) -> list[dict[str, Any]]:
         order["options"]["max_tokens"] = min(tokens, task.tokens)
         orders.append(order)
     return orders
-
-
-def needed_context(tasks: Sequence[Task]) -> int:
-    """Return the tokens that the longest request takes, rounded up."""
-    longest = max(len(task.prompt) + task.tokens for task in tasks) + _ROOM
-    return -(-longest // 256) * 256
 
 
 def samples_of(
