@@ -1,10 +1,13 @@
 """The verdict: what follows from which record, and in which order."""
 
+import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from evaluation_records import FILE, evaluation, scope
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from judge_simulator import MACHINES, SCOPE, simulate, swapped
 
 from sparkinfer.evaluation.record import (
@@ -341,6 +344,45 @@ def test_exchanging_the_sides_mirrors_the_verdict(machine: str) -> None:
         assert ours.primary.low * theirs.primary.high == pytest.approx(1, abs=1e-12)
         assert ours.primary.p == theirs.primary.p and ours.more_blocks == theirs.more_blocks
     assert len(seen) > 1
+
+
+def _without(record: Evaluation, draw: Any) -> Evaluation:
+    kept = draw(st.lists(st.booleans(), min_size=24, max_size=24))
+    samples = tuple(s for n, s in enumerate(record.samples) if kept[n % 24] or n % 3)
+    return replace(record, samples=samples)
+
+
+def _shaken(record: Evaluation, draw: Any) -> Evaluation:
+    factors = draw(st.lists(st.sampled_from([1e-12, 0.5, 1.0, 1e12]), min_size=7, max_size=7))
+    samples = tuple(replace(s, value=factors[n % 7]) for n, s in enumerate(record.samples))
+    return replace(record, samples=samples)
+
+
+def _equal(record: Evaluation, draw: Any) -> Evaluation:
+    return replace(record, samples=tuple(replace(s, value=5.0) for s in record.samples))
+
+
+def _renamed(record: Evaluation, draw: Any) -> Evaluation:
+    cell = draw(st.sampled_from(["chat", "floor", "all", "target ctx 128", ""]))
+    guard = draw(st.booleans())
+    odd = replace(record.samples[-1], cell=cell, guard=guard, metric=draw(st.text(max_size=3)))
+    return replace(record, samples=(*record.samples, odd))
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    st.data(),
+    st.lists(st.sampled_from([_without, _shaken, _equal, _renamed]), min_size=1, max_size=3),
+    st.booleans(),
+)
+def test_every_record_has_a_verdict(data: Any, changes: list[Any], measured: bool) -> None:
+    record = evaluation(1.05, blocks=9) if measured else published(100.0, 105.0, (2.0, 2.0))
+    for change in changes:
+        record = change(record, data.draw)
+    judgement = judge(record)
+    assert judgement.verdict in get_args(Verdict) and judgement.reasons
+    text = json.dumps(judgement.to_dict(), allow_nan=False)  # every number is finite
+    assert judge(Evaluation.from_json(record.to_json())).to_dict() == json.loads(text)
 
 
 def test_scopes_without_plain_decoding_or_guards() -> None:

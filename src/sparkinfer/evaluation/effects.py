@@ -21,6 +21,7 @@ from sparkinfer.evaluation.stats import (
 
 Key = tuple[str, str, bool]  # metric, cell, guard
 ALL = "all"
+_BOOTSTRAPPED = 64  # blocks; more need no bootstrap, and pairs of pairs take memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def effect_of(series: Series, alpha: float, seed: int, *, bootstrap: bool = Fals
     ratios = series.ratios
     flips = SignFlip.of(ratios, seed) if len(ratios) > 1 else None
     interval = flips.interval(alpha) if flips and alpha > 0 else None
-    bca = bca_interval(ratios, seed=seed) if bootstrap else None
+    bca = bca_interval(ratios, seed=seed) if bootstrap and len(ratios) <= _BOOTSTRAPPED else None
     mde = detectable(deviation(ratios), len(ratios), alpha)
     return Effect(
         metric=series.metric,

@@ -15,6 +15,8 @@ from sparkinfer.evaluation import codec
 from sparkinfer.evaluation.codec import RecordError, Scalar
 
 SCHEMA = "sparkinfer-eval/1"
+LEAST = 1e-12  # of a figure; its inverse is the greatest, so that no ratio leaves the floats
+MOST_BLOCKS = 400  # a record comes from anybody, and judging it must stay cheap
 
 BuildKind = Literal["git", "wheel", "options", "none"]  # "none": there is no base yet (BASELINE)
 Level = Literal["ok", "warn", "refuse"]
@@ -377,6 +379,8 @@ def _require(fine: bool, message: str) -> None:
 def _check_rules(alpha: float, delta: float, looks: tuple[int, ...], what: str) -> None:
     _require(0 < alpha <= 0.2, f"{what} alpha is {alpha}; expected more than 0 and at most 0.2")
     _require(0 < delta <= 0.5, f"{what} delta is {delta}; expected more than 0 and at most 0.5")
+    most = max(looks, default=0)
+    _require(most <= MOST_BLOCKS, f"{what} looks go to {most}; expected at most {MOST_BLOCKS}")
     rising = all(before < after for before, after in zip((0, *looks), looks, strict=False))
     _require(bool(looks) and rising, f"{what} looks are {list(looks)}; expected rising numbers")
 
@@ -405,6 +409,7 @@ def _check_scope(scope: Scope) -> None:
 
 def _check_plan(plan: Plan) -> None:
     _check_rules(plan.alpha, plan.delta, plan.looks, "plan:")
+    _require(plan.seed >= 0, f"plan: seed is {plan.seed}; expected 0 or more")
     most = len(plan.blocks)
     _require(plan.looks[-1] <= most, f"plan: a look after {plan.looks[-1]} of {most} blocks")
     for number, block in enumerate(plan.blocks):
@@ -417,11 +422,15 @@ def _check_plan(plan: Plan) -> None:
 def _check_evaluation(evaluation: Evaluation) -> None:
     schema = evaluation.schema
     _require(schema == SCHEMA, f"schema is {schema!r}; this version reads {SCHEMA!r}")
+    single = evaluation.source == "measured" or len(evaluation.plan.blocks) == 1
+    _require(single, "published figures are one a side: the plan has one block")
     for place, sides in (("samples", {"base", "candidate"}), ("aa", {"a1", "a2"})):
         for number, sample in enumerate(getattr(evaluation, place)):
             where = f"{place}[{number}]"
             expected = " or ".join(sorted(sides))
             _require(sample.side in sides, f"{where}.side is {sample.side!r}; expected {expected}")
-            _require(sample.value > 0, f"{where}.value is {sample.value}; expected more than 0")
+            fine = LEAST <= sample.value <= 1 / LEAST
+            text = f"{where}.value is {sample.value}; expected {LEAST:g} to {1 / LEAST:g}"
+            _require(fine, text)
             least = min(sample.block, sample.slot, sample.tokens)
             _require(least >= 0, f"{where} has a negative block, slot or token count")

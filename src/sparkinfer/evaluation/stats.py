@@ -40,7 +40,8 @@ class SignFlip:
     def of(cls, values: Sequence[float] | Floats, seed: int = 0) -> "SignFlip":
         """Every subset of up to `EXACT_BLOCKS` values, else a seeded sample of subsets (still exact)."""
         numbers = np.asarray(values, np.float64)
-        means = np.sort(_subsets(len(numbers), seed) @ numbers)
+        count = len(numbers)
+        means = np.sort(_subsets(count, 0 if count <= EXACT_BLOCKS else seed) @ numbers)
         return cls(means, len(means) + 1)
 
     def p(self, centre: float = 0.0) -> float:
