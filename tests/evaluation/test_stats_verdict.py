@@ -270,6 +270,7 @@ def test_a_record_that_contradicts_its_plan() -> None:
         (_replanned(record, blocks=order), "the plan's order is not the one that its seed 1 gives"),
         (_replanned(record, seed=2), "not the one that its seed 2 gives"),
         (replace(record, aa=in_order), "aa sample"),
+        (replace(record, source="published"), "published figures are one a side"),
         (replace(record, samples=(other_side, *record.samples[1:])), "sample 0 is"),
         (
             replace(record, samples=(*record.samples, replace(record.samples[0], cell="new"))),

@@ -62,7 +62,8 @@ def _plan_against_seed(evaluation: Evaluation) -> list[str]:
     """An order that somebody chose would favour a side on a machine that drifts."""
     plan, scope = evaluation.plan, evaluation.scope
     if evaluation.source == "published":
-        return []
+        single = len(plan.blocks) == 1
+        return [] if single else ["published figures are one a side, and the plan has more blocks"]
     if plan.blocks != schedule.blocks(plan.seed, len(plan.blocks)):
         return [f"the plan's order is not the one that its seed {plan.seed} gives"]
     coins = schedule.aa_blocks(plan.seed, scope.aa_blocks)

@@ -422,8 +422,6 @@ def _check_plan(plan: Plan) -> None:
 def _check_evaluation(evaluation: Evaluation) -> None:
     schema = evaluation.schema
     _require(schema == SCHEMA, f"schema is {schema!r}; this version reads {SCHEMA!r}")
-    single = evaluation.source == "measured" or len(evaluation.plan.blocks) == 1
-    _require(single, "published figures are one a side: the plan has one block")
     for place, sides in (("samples", {"base", "candidate"}), ("aa", {"a1", "a2"})):
         for number, sample in enumerate(getattr(evaluation, place)):
             where = f"{place}[{number}]"
