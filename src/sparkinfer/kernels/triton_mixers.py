@@ -1,0 +1,104 @@
+"""What the Triton forms of the token mixers share: run parameters, cache addresses, int8 blocks, SiLU."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Activation
+from sparkinfer.kernels import run_params as P
+
+WORD_POSITION = tl.constexpr(P.POSITION // 8)
+WORD_ADVANCE = tl.constexpr(P.ADVANCE // 8)
+WORD_KEYS = tl.constexpr(P.KEYS // 8)
+WORD_VALUES = tl.constexpr(P.VALUES // 8)
+WORD_HEAD_BYTES = tl.constexpr(P.HEAD_BYTES // 8)
+WORD_CONV = tl.constexpr(P.CONV // 8)
+WORD_RECURRENT = tl.constexpr(P.RECURRENT // 8)
+WORD_CONV_RECORD = tl.constexpr(P.CONV_RECORD // 8)
+WORD_KEY_RECORD = tl.constexpr(P.KEY_RECORD // 8)
+WORD_DELTA_RECORD = tl.constexpr(P.DELTA_RECORD // 8)
+WORD_DECAY_RECORD = tl.constexpr(P.DECAY_RECORD // 8)
+WORD_COMMIT_ROWS = tl.constexpr(P.COMMIT_ROWS // 8)
+WORD_FIRST = tl.constexpr(P.FIRST // 8)
+WORD_ROTATION = tl.constexpr(P.ROTATION // 8)
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer, ties to even
+
+# Products and sums stay apart where a kernel does not ask for tl.fma: the bits do not depend on the variant.
+EXACT = {"enable_fp_fusion": False}
+
+
+def _mend_interpreter() -> None:
+    """Triton 3.6's interpreter turns loop bounds into integers in a way that numpy 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+if triton.knobs.runtime.interpret:
+    _mend_interpreter()
+
+
+def stride_of(tensor: torch.Tensor) -> int:
+    """Elements from one row to the next."""
+    return int(tensor.stride(0))
+
+
+def q8_args(out: Activation) -> tuple[Any, int]:
+    """The int8 form as a kernel takes it: bytes and row stride. Without one the float form stands in, unused."""
+    if out.q8 is None:
+        return out.f32.array, 0
+    return out.q8.array, stride_of(out.q8.array)
+
+
+def power_of_two(n: int) -> int:
+    return int(triton.next_power_of_2(n))
+
+
+@triton.jit
+def floats_at(run, WORD: tl.constexpr):
+    """The float32 array whose address stands in the run parameters."""
+    return tl.multiple_of(tl.load(run + WORD).to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
+def cache_plane(run, WORD: tl.constexpr, plane, WIDE: tl.constexpr):
+    """The keys or values of one kv head of one layer; `plane` counts (layer, kv head)."""
+    address = tl.load(run + WORD) + plane * tl.load(run + WORD_HEAD_BYTES)
+    if WIDE:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+    else:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.float16)), 16)
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def store_int8(q8, y, columns, width, mask):
+    """Quantise y [blocks, 32] into the row at `q8` (bytes) of `width` columns; columns and mask are [blocks, 32].
+
+    Scale d = max|y| / 127, codes round(y / d) to even (0 where d is 0). A block with something that is no number, or
+    with an infinity, has no finite d: y * 0 carries it there.
+    """
+    y = tl.where(mask, y, 0.0)
+    d = tl.div_rn(tl.max(tl.abs(y), 1), 127.0) + tl.sum(y * 0.0, 1)
+    codes = tl.div_rn(y, tl.where(d > 0.0, d, 1.0)[:, None])
+    codes = tl.where((d > 0.0)[:, None], codes, 0.0)
+    codes = ((codes + _ROUND) - _ROUND).to(tl.int32)
+    total = d * tl.sum(codes, 1).to(tl.float32)
+    tl.store(q8.to(tl.pointer_type(tl.int8), bitcast=True) + columns, codes.to(tl.int8), mask=mask)
+    block = tl.min(columns, 1) // 32
+    whole = tl.max(mask.to(tl.int32), 1) > 0
+    floats = (q8 + width).to(tl.pointer_type(tl.float32), bitcast=True)
+    tl.store(floats + block, d, mask=whole)
+    tl.store(floats + width // 32 + block, total, mask=whole)

@@ -1,0 +1,86 @@
+"""Compile Triton kernels for an H200 on a machine without one: what the interpreter accepts, the compiler may not.
+
+Runs in a process of its own, without the interpreter.
+"""
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler as nvidia
+
+from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.cuda import CudaRecorder
+
+TOOLS = Path(nvidia.__file__).parent / "bin"
+
+
+class Target:
+    """As much of a Triton driver as compiling needs."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+class Owner:
+    """As much of a CudaBackend as recording needs. Memory is never read or written."""
+
+    name, sms, interpreted = "cuda", 132, False
+
+    def __init__(self, wide_cache: bool) -> None:
+        self.wide_cache = wide_cache
+
+    def scratch(self, name: str, count: int, dtype: Any = torch.float32) -> torch.Tensor:
+        return torch.empty(64, dtype=dtype)
+
+
+def recorder(rows: int, *, wide_cache: bool = False) -> CudaRecorder:
+    triton.runtime.driver.set_active(Target())
+    return CudaRecorder(Owner(wide_cache), rows)  # type: ignore[arg-type]
+
+
+def buffer(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Buffer:
+    """A buffer of this shape; what is never touched takes no memory."""
+    item = torch.empty(0, dtype=dtype).element_size()
+    stride = -(-width * item // 64) * 64
+    storage = torch.empty((rows, stride // item), dtype=dtype)
+    assert storage.data_ptr() % 16 == 0
+    return Buffer(storage[:, :width], storage.data_ptr(), rows, width, stride)
+
+
+def activation(rows: int, width: int, *, quantised: bool = True) -> Activation:
+    q8 = buffer(rows, width + width // 4, torch.uint8) if quantised else None
+    return Activation(buffer(rows, width), q8)
+
+
+def resources(compiled: Any) -> dict[str, int]:
+    """Registers, spill stores' bytes on the stack and shared memory of the machine code, as cuobjdump tells."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        out = subprocess.run(
+            [TOOLS / "cuobjdump", "--dump-resource-usage", file.name],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", out)}
+    return {**found, "SHARED": compiled.metadata.shared}
+
+
+def compile_all(recorded: CudaRecorder) -> list[tuple[str, dict[str, int], Any]]:
+    """Every launch compiled: name, resources, the compiled kernel."""
+    results = []
+    for launch in recorded.steps:
+        compiled = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.options)  # type: ignore[union-attr]
+        results.append((launch.kernel.fn.__name__, resources(compiled), compiled))  # type: ignore[union-attr]
+    return results

@@ -1,0 +1,176 @@
+"""Triton forms of attention. Tolerance: 3e-6 of the largest value (few rows) on the keys and values as cached, 2e-3 (many
+rows, whose queries and weights are rounded to float16), 1e-5 (many rows on a float32 cache).
+"""
+
+import gpu_machine as gpu
+import gpu_state
+import numpy as np
+import pytest
+import torch
+from gpu_state import Cache
+from kernel_machine import assert_close, random_rows, same_bits
+
+from sparkinfer.kernels.attention import attention
+from sparkinfer.kernels.attention.reference import attention as reference
+from sparkinfer.kernels.attention.reference import visible
+from sparkinfer.kernels.attention.triton_impl import COARSE, COARSE_FROM, FINE, units
+from sparkinfer.kernels.shapes import Heads
+
+CONTEXT, LAYER = 640, 1
+TOLERANCE = 3e-6
+
+
+class Memory:
+    """A random cache of two layers. From `length` on, keys and values are NaN."""
+
+    def __init__(self, kv_heads, size, wide, seed=0, context=CONTEXT):
+        rng = np.random.default_rng(seed)
+        self.wide, self.context = wide, context
+        kind = np.float32 if wide else np.float16
+        self.all_k, self.all_v = rng.standard_normal((2, context, kv_heads, size)).astype(kind)
+        self.cache = Cache(2, kv_heads, context, size, wide=wide)
+
+    def fill(self, length):
+        k, v = self.all_k.copy(), self.all_v.copy()
+        k[length:] = v[length:] = np.nan
+        for target, source in ((self.cache.keys, k), (self.cache.values, v)):
+            target[LAYER].copy_(torch.from_numpy(np.ascontiguousarray(source.transpose(1, 0, 2))))
+        return k[:length].astype(np.float32), v[:length].astype(np.float32)
+
+
+def run(memory, shape, position, q, gate=None, *, quantised=False, first=0, first_row=0, of_rows=None):
+    """Rows x heads x size, and the activation."""
+    rows, width = len(q), shape.heads * shape.head_size
+    out = gpu.blank_activation(rows, width, quantised=quantised)
+    params = gpu_state.params(position=position, first=first, **memory.cache.words())
+    queries = gpu.filled(q.reshape(rows, width))
+    pairs = np.stack([np.full_like(gate, np.nan), gate], axis=2) if gate is not None else None
+    gates = gpu.filled(pairs.reshape(rows, 2 * width)) if gate is not None else None
+    recorder = gpu_state.recorder(rows, wide_cache=memory.wide)
+    attention(
+        recorder, queries, shape, params, gates, out, memory.context, first_row=first_row, of_rows=of_rows
+    )  # fmt: skip
+    gpu.run(recorder)
+    return gpu.host(out.f32).reshape(rows, shape.heads, -1), out
+
+
+def shape_of(heads, kv_heads, size, gated=False, causal=True, window=0):
+    return Heads(LAYER, heads, kv_heads, size, size, False, gated, 1e-6, causal, window)
+
+
+def test_units_cover_the_positions():
+    assert [units(n) for n in (1, FINE, FINE + 1, COARSE_FROM)] == [1, 1, 2, COARSE_FROM // FINE]
+    assert units(COARSE_FROM + COARSE + 1) == COARSE_FROM // FINE + 2
+
+
+SHAPES = [(2, 2, 16, False), (4, 2, 32, True), (3, 1, 64, False), (16, 2, 48, True), (2, 1, 256, True)]
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "gated"), SHAPES)
+def test_few_rows(wide, heads, kv_heads, size, gated):
+    shape, memory = shape_of(heads, kv_heads, size, gated), Memory(kv_heads, size, wide)
+    rng = np.random.default_rng(1)
+    for length, rows in ((1, 1), (17, 5), (64, 2), (65, 16), (300, 6)):
+        k, v = memory.fill(length)
+        q, gate = (2 * rng.standard_normal((2, rows, heads, size))).astype(np.float32)
+        gate = gate if gated else None
+        got, _ = run(memory, shape, length - rows, q, gate)
+        assert_close(got, reference(q, k, v, gate), np.abs(v).max(), TOLERANCE)
+        for r in {0, rows // 2, rows - 1}:
+            memory.fill(length - rows + r + 1)
+            one = slice(r, r + 1)
+            part = None if gate is None else gate[one]
+            alone, _ = run(memory, shape, length - rows + r, q[one], part)
+            same_bits(got[one], alone, f"row {r} of {rows} at length {length}")
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "gated"), SHAPES)
+def test_many_rows(wide, heads, kv_heads, size, gated):
+    shape, memory = shape_of(heads, kv_heads, size, gated), Memory(kv_heads, size, wide)
+    rng = np.random.default_rng(1)
+    for length, rows in ((17, 17), (200, 33), (129, 65)):
+        k, v = memory.fill(length)
+        q, gate = rng.standard_normal((2, rows, heads, size)).astype(np.float32)
+        gate = gate if gated else None
+        got, _ = run(memory, shape, length - rows, q, gate)
+        assert_close(got, reference(q, k, v, gate), np.abs(v).max(), 1e-5 if wide else 2e-3)
+
+
+def test_units_of_both_sizes_and_rows_across_their_border():
+    """A long context: units of FINE positions, then of COARSE."""
+    shape, memory = shape_of(2, 1, 16), Memory(1, 16, False, context=COARSE_FROM + 3 * COARSE)
+    for length, rows in ((COARSE_FROM + 2, 4), (COARSE_FROM + 2 * COARSE + 70, 3)):
+        k, v = memory.fill(length)
+        q = random_rows(rows, 32).reshape(rows, 2, 16)
+        got, _ = run(memory, shape, length - rows, q)
+        assert_close(got, reference(q, k, v), np.abs(v).max(), TOLERANCE)
+        memory.fill(length - rows + 1)
+        same_bits(run(memory, shape, length - rows, q[:1])[0], got[:1])
+
+
+@pytest.mark.parametrize("size", [16, 32, 48])
+def test_the_int8_form(size):
+    shape, memory = shape_of(4, 2, size), Memory(2, size, False)
+    memory.fill(40)
+    q = random_rows(9, 4 * size).reshape(9, 4, size)
+    plain, _ = run(memory, shape, 31, q)
+    got, out = run(memory, shape, 31, q, quantised=True)
+    same_bits(got, plain)
+    gpu_state.assert_quantised(out, got.reshape(9, 4 * size))
+
+
+def test_large_scores_do_not_overflow():
+    shape, memory = shape_of(2, 1, 64), Memory(1, 64, True)
+    k, v = memory.fill(300)
+    q = 100 * random_rows(3, 128).reshape(3, 2, 64)
+    assert_close(run(memory, shape, 297, q)[0], reference(q, k, v), np.abs(v).max(), 1e-4)
+
+
+@pytest.mark.parametrize("rows", [4, 20])
+def test_a_later_key_that_is_no_number_does_not_reach_an_earlier_row(rows):
+    """A drafted token may overflow where the right one does not. `rope` keeps the values beside such keys finite."""
+    shape, memory = shape_of(4, 2, 32), Memory(2, 32, False)
+    q = random_rows(rows, 128).reshape(rows, 4, 32)
+    k, v = memory.fill(16 + rows)
+    memory.all_k[17:] = np.nan
+    memory.fill(16 + rows)
+    got, _ = run(memory, shape, 16, q)
+    tolerance = TOLERANCE if rows <= 16 else 2e-3
+    assert_close(got[:1], reference(q[:1], k[:17], v[:17]), np.abs(v).max(), tolerance)
+    assert np.isnan(got[1:]).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 3, 40, 64, 300])
+def test_masks_of_a_block(causal, window):
+    """Non-causal blocks, sliding windows and missing rows, around units."""
+    size, kv_heads, heads = 16, 2, 4
+    shape = shape_of(heads, kv_heads, size, causal=causal, window=window)
+    for length, rows in ((33, 4), (64, 16), (273, 6), (530, 1), (90, 24)):
+        for first in {0, 17, 64, 250, length - rows}:
+            if first > length - rows:
+                continue
+            memory = Memory(kv_heads, size, rows > 16, seed=length)
+            seen = visible(length - rows, rows, causal=causal, window=window, first=first)
+            memory.all_k[:length][~seen.any(axis=0)] = np.nan
+            memory.all_v[:length][~seen.any(axis=0)] = np.nan
+            k, v = (np.nan_to_num(x) for x in memory.fill(length))
+            q = (2 * np.random.default_rng(rows).standard_normal((rows, heads, size))).astype(np.float32)
+            got, _ = run(memory, shape, length - rows, q, first=first)
+            wanted = reference(q, k, v, causal=causal, window=window, first=first)
+            assert_close(got, wanted, np.abs(v).max(), TOLERANCE if rows <= 16 else 1e-5)
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (False, 40)])
+def test_some_rows_of_a_run(causal, window):
+    """The last layer of a draft finishes only its slots."""
+    rows, position = 16, 500
+    shape, memory = shape_of(4, 2, 32, causal=causal, window=window), Memory(2, 32, False)
+    memory.fill(position + rows)
+    q = random_rows(rows, 128).reshape(rows, 4, 32)
+    whole, _ = run(memory, shape, position, q)
+    for first, count in ((1, 15), (0, 4), (15, 1), (7, 3)):
+        part, _ = run(memory, shape, position, q[first : first + count], first_row=first, of_rows=rows)
+        same_bits(part, np.ascontiguousarray(whole[first : first + count]))
