@@ -8,8 +8,6 @@ Everything is float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,25 +22,17 @@ def unit(x: Tensor, eps: float) -> Tensor:
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
 
 
-class UnitInverse(torch.autograd.Function):
+def unit_inverse(a: Tensor) -> Tensor:
     """(I + a)^-1 of strictly lower triangular a [..., c, c], c a power of two times 16, or any c up to 16."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor) -> Tensor:
-        size = min(_BASE, a.shape[-1])
-        inverse = _solve_rows(_diagonal_blocks(a, size))
-        while size < a.shape[-1]:
-            size *= 2
-            inverse = _merge(inverse, _diagonal_blocks(a, size))
-        out = inverse[..., 0, :, :]
-        ctx.save_for_backward(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors
-        turned = inverse.transpose(-1, -2)
-        return -(turned @ grad @ turned).tril(-1)
+    fixed = a.detach()
+    size = min(_BASE, a.shape[-1])
+    inverse = _solve_rows(_diagonal_blocks(fixed, size))
+    while size < a.shape[-1]:
+        size *= 2
+        inverse = _merge(inverse, _diagonal_blocks(fixed, size))
+    found = inverse[..., 0, :, :].contiguous()
+    # The product is zero and has the derivative of an inverse, so nothing is kept of the steps above.
+    return found - found @ (a - fixed) @ found
 
 
 def _diagonal_blocks(a: Tensor, size: int) -> Tensor:
@@ -88,7 +78,7 @@ def gated_delta(
     g, beta = _chunks(g[..., None], chunk)[..., 0], _chunks(beta[..., None], chunk)
     total = g.cumsum(-1)  # [b, heads, chunks, c]
     decay = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-    inverse = UnitInverse.apply((beta * (k @ k.transpose(-1, -2)) * decay).tril(-1))
+    inverse = unit_inverse((beta * (k @ k.transpose(-1, -2)) * decay).tril(-1))
     scores = (q @ k.transpose(-1, -2)) * decay
     start, end = total.exp()[..., None], (total[..., -1:] - total).exp()[..., None]
     keys, queries, later = k * start, q * start, (k * end).transpose(-1, -2)

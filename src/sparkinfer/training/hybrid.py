@@ -102,7 +102,9 @@ class GatedDeltaNet(nn.Module):
         g = self.gdn
         q, k, v = mixed.split((g.key_width, g.key_width, g.value_width), -1)
         q, k = (unit(x.unflatten(-1, (g.key_heads, g.head_size)), self.eps) for x in (q, k))
-        step = F.softplus(exact_linear(y, self.alpha) + self.time_bias.float())
+        alpha = exact_linear(y, self.alpha) + self.time_bias.float()
+        # softplus: torch's own has a gradient whose layout a compiler may mistake (2.13, view of its backward)
+        step = torch.logaddexp(alpha, torch.zeros_like(alpha))
         return (
             q * g.head_size**-0.5,
             k,
@@ -213,10 +215,11 @@ class HybridLayer(nn.Module):
         if isinstance(self.mixer, GatedDeltaNet):
             whole = torch.compile(self.append, dynamic=False)
             # A recurrent layer does not look at the position: a constant keeps one compiled form.
-            self.append = lambda x, cos, sin, state, _position: whole(x, cos, sin, state, 0)
+            short = lambda x, cos, sin, state, _position: whole(x, cos, sin, state, 0)  # noqa: E731
+            self.append = short  # type: ignore[method-assign]
             return
-        self.mixer._heads = torch.compile(self.mixer._heads, dynamic=False)
-        self.mixer._finish = torch.compile(self.mixer._finish, dynamic=False)
+        self.mixer._heads = torch.compile(self.mixer._heads, dynamic=False)  # type: ignore[method-assign]
+        self.mixer._finish = torch.compile(self.mixer._finish, dynamic=False)  # type: ignore[method-assign]
         self.feed_forward.compile(dynamic=False)
 
 

@@ -163,16 +163,17 @@ class Pretrainer:
         self._sums += torch.stack([part.float() for part in parts])
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """On the held-out rows: next-token loss, the share of tokens that are the model's first choice, and the
-        share of positions where model and teacher would choose the same.
+    def evaluate(self, model: TorchTarget | None = None) -> dict[str, float]:
+        """Of the model, or another one, on the held-out rows: the next-token loss, the share of tokens that are its
+        first choice, and the share of positions where it and the teacher would choose the same.
         """
         if self.held_out is None:
             return {}
+        model = model or self.model
         sums = torch.zeros(3, device=self.device)
         with self._autocast(), torch.compiler.set_stance("force_eager"):
             for rows in self.held_out.split(EVALUATED_ROWS):
-                scores = F.linear(self.model(rows)[0], self.model.head)[:, :-1].float()
+                scores = model.logits(rows)[:, :-1].float()
                 labels, best = rows[:, 1:], scores.argmax(-1)
                 sums[0] += F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum")
                 sums[1] += (best == labels).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
@@ -108,8 +109,12 @@ def _run(
         "curve": trainer.curve,
     }
     if is_first():
-        _export(job, model, file, record)
-        say(f"wrote {job.output}/target.gguf; {_waited(started)}")
+        path = _export(job, model, file, record)
+        say(f"wrote {path}; {_waited(started)}")
+        with open_gguf(path) as written:
+            record["as_written"] = trainer.evaluate(load_torch_target(written, device, dtype))
+        say(f"as written: {record['as_written']}; {_waited(started)}")
+        _write_record(job, record)
     return record
 
 
@@ -155,15 +160,21 @@ def _train(job: PretrainJob, trainer: Pretrainer, say: Say) -> list[str]:
     return notes
 
 
-def _export(job: PretrainJob, model: HybridModel, file: GGUFFile, record: dict[str, Any]) -> None:
+def _export(job: PretrainJob, model: HybridModel, file: GGUFFile, record: dict[str, Any]) -> Path:
+    path = job.output / "target.gguf"
     write_target_gguf(
-        job.output / "target.gguf",
+        path,
         model,
         file,
         name=job.name,
         formats=Formats(job.matrices, job.table),
         extra={"general.license": file.get("general.license", str, "unknown")},
     )
+    _write_record(job, record)
+    return path
+
+
+def _write_record(job: PretrainJob, record: dict[str, Any]) -> None:
     (job.output / "pretraining.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -210,6 +221,7 @@ def job_of(arguments: Sequence[str] | None = None) -> PretrainJob:
     add("--balance", type=float, default=0.01, help="weight of the loss that spreads the experts")
     add("--fresh-embedding", action="store_true", help="do not start from the teacher's embedding")
     add("--seed", type=int, default=0)
+    add("--held-out", type=int, default=128, help="conversations set aside for measuring")
     add("--report-every", type=int, default=50)
     add("--evaluate-every", type=int, default=400)
     add("--save-every", type=int, default=200)
@@ -243,6 +255,7 @@ def job_of(arguments: Sequence[str] | None = None) -> PretrainJob:
         plan=plan,
         balance=given.balance,
         fresh_embedding=given.fresh_embedding,
+        held_out=given.held_out,
         matrices=given.matrices,
         table=given.table,
         name=given.name,
@@ -252,5 +265,6 @@ def job_of(arguments: Sequence[str] | None = None) -> PretrainJob:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """The command line. A request to end, like Ctrl-C, ends the training and writes what there is."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run_pretraining(job_of(arguments), lambda text: print(text, flush=True))
