@@ -18,9 +18,12 @@ from sparkinfer.evaluation.record import (
     Build,
     Check,
     Evaluation,
+    Event,
+    EventKind,
     Guard,
     Metric,
     Scope,
+    Side,
     load_evaluation,
 )
 from sparkinfer.evaluation.run import RECORD, Evaluator, Settings
@@ -190,6 +193,26 @@ def test_what_fails_again_ends_it_with_its_own_outcome(
         assert exit_code(judgement) == 74
     else:
         assert judgement.label == "eval-dflash:REJECT"
+
+
+@pytest.mark.parametrize(
+    ("owner", "kind", "code", "label"),
+    [
+        ("candidate", "failure", 0, "eval-dflash:REJECT"),
+        ("base", "failure", 75, None),
+        ("base", "infrastructure", 74, None),
+    ],
+)
+def test_a_side_that_cannot_be_built_is_an_outcome(
+    tmp_path: Path, owner: Side, kind: EventKind, code: int, label: str | None
+) -> None:
+    bench = evaluator(tmp_path)
+    bench._broken = Event(kind, "build", "its wheel cannot be built: no pyproject.toml", owner)
+    record = bench.run()
+    judgement = judge(record)
+    assert (judgement.label, exit_code(judgement)) == (label, code)
+    assert "no pyproject.toml" in " ".join(judgement.reasons)
+    assert not (tmp_path / "out" / "raw").exists()
 
 
 def test_a_build_that_is_too_old_is_wrong_use(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,22 @@ def test_two_option_sets_are_judged_signed_and_judged_again(
     # What is there is not overwritten.
     assert evaluate(folder, "options:", "options:") == 2
     assert "holds an evaluation; --resume" in capsys.readouterr().err
+
+
+def test_a_revision_that_does_not_build_is_an_outcome_with_a_report(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = folder / "repository"
+    repository.mkdir()
+    settings = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "nothing"]):
+        subprocess.run(["git", "-C", str(repository), *settings, *words], check=True)
+    code = evaluate(folder, "HEAD", "HEAD", "--repo", str(repository), "--no-receipt")
+    said = capsys.readouterr()
+    assert code == 75 and "verdict INVALID, no label" in said.out
+    assert "both sides are the same" in said.err
+    report = (folder / "out" / "report.md").read_text()
+    assert "its wheel cannot be built" in report
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """`sparkinfer eval BASE CANDIDATE`: which of two builds is faster, how sure is that, and is the output right?"""
 
 import secrets
+import signal
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +27,7 @@ _HELP = """Compare two builds: sparkinfer eval BASE CANDIDATE.
 
 BASE and CANDIDATE are two git revisions (the candidate is merged onto the base), two wheels, or two option sets
 like options:spec=off of this installation. Exit codes: 0 judged, 1 rejected (with --gate), 2 wrong use, 73 merge
-conflict, 74 a build or the machine failed, 75 nothing could be judged, 130 interrupted.
+conflict, 74 the machine or its surroundings failed, 75 nothing could be judged, 130 interrupted.
 """
 
 
@@ -106,9 +108,10 @@ def command(
     options: Options,
 ) -> int:
     """Build both sides, check their output, measure them in turns and judge: sparkinfer eval BASE CANDIDATE."""
-    from sparkinfer.evaluation.builds import prepare
+    from sparkinfer.evaluation.builds import BuildFailedError, prepare, unbuilt
     from sparkinfer.evaluation.finish import begin, exit_code, finish
     from sparkinfer.evaluation.ledger import Entry, abort
+    from sparkinfer.evaluation.record import Event
     from sparkinfer.evaluation.run import Evaluator, Settings
     from sparkinfer.evaluation.scope import DEFAULT, find_scope
     from sparkinfer.evaluation.source import resolve_sources
@@ -127,7 +130,13 @@ def command(
         say(f"note: {note}")
     files = _files(wanted, model, draft, _pairs(guard_model, "--guard-model"), options)
     root = options.path("cache_dir") / "evaluation"
-    sides = prepare(sources, root, device=wanted.device, say=say)
+    broken: Event | None = None
+    try:
+        sides = prepare(sources, root, device=wanted.device, say=say)
+    except BuildFailedError as error:
+        say(f"failed: {error}")
+        broken = Event(error.kind, "build", str(error), error.side)
+        sides = unbuilt(sources.base), unbuilt(sources.candidate)
     settings = Settings(
         scope=wanted,
         files=files,
@@ -137,7 +146,9 @@ def command(
         silence=timeout,
     )
     with progress(options) as report:
-        evaluator = Evaluator(settings, *sides, notes=sources.notes, say=say, report=report)
+        evaluator = Evaluator(
+            settings, *sides, notes=sources.notes, broken=broken, say=say, report=report
+        )
     if resume:
         evaluator.resume()
     say(f"scope {wanted.name}, seed {settings.seed}, results in {folder}")
@@ -147,6 +158,7 @@ def command(
         if signing is not None:
             started.append(begin(record, signing.ledger))
 
+    before = signal.signal(signal.SIGTERM, _interrupt)  # a CI that gives up leaves no process
     try:
         record = evaluator.run(on_start)
     except KeyboardInterrupt:
@@ -154,6 +166,8 @@ def command(
             abort(signing.ledger, evaluator.record.id, "interrupted")
         status(f"interrupted; --resume --output {folder} --seed {settings.seed} goes on")
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     judgement = finish(record, folder, signing=signing, started=started[0] if started else None)
     _show(record, judgement, folder, signed=signing is not None)
     return exit_code(judgement, gate=gate)
@@ -190,6 +204,10 @@ def report_command(
     if as_json:
         print()
     return exit_code(judgement, gate=gate)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _silent(_text: str) -> None:

@@ -79,6 +79,25 @@ def prepare(
     return base, workshop.environment(sources.candidate, "candidate", wheel, sha, lock)
 
 
+def unbuilt(source: Source) -> Environment:
+    """Return a side that could not be built, for the record that says so; it cannot be run."""
+    sha = _sha256(source.wheel) if source.wheel is not None else None
+    return Environment(_build(source, sha, None), Runner(Path("none"), {}), Path("none"))
+
+
+def _build(source: Source, wheel_sha: str | None, frozen: str | None) -> Build:
+    return Build(
+        kind=source.kind,
+        name=source.name,
+        sha=source.sha,
+        merged_onto=source.merged_onto,
+        tree_sha=source.tree,
+        wheel_sha256=wheel_sha,
+        lock_sha256=None if frozen is None else hashlib.sha256(frozen.encode()).hexdigest(),
+        options=dict(source.options),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Workshop:
     root: Path
@@ -155,17 +174,7 @@ class _Workshop:
         cache = folder / "cache" / _key(json.dumps(dict(source.options), sort_keys=True))
         cache.mkdir(parents=True, exist_ok=True)
         environment = measured_environment({**options, f"{PREFIX}CACHE_DIR": str(cache)})
-        build = Build(
-            kind=source.kind,
-            name=source.name,
-            sha=source.sha,
-            merged_onto=source.merged_onto,
-            tree_sha=source.tree,
-            wheel_sha256=sha,
-            lock_sha256=hashlib.sha256(frozen.encode()).hexdigest(),
-            options=dict(source.options),
-        )
-        return Environment(build, Runner(python, environment), cache)
+        return Environment(_build(source, sha, frozen), Runner(python, environment), cache)
 
     def _installed(self, folder: Path, side: Side, wheel: Path, lock: str) -> tuple[Path, str]:
         """Return the Python of the side's environment and what is installed in it beside the package."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparkinfer.evaluation.keys import SigningKey
 
 # `sparkinfer eval` ends with one of these, or with the program's own: 2 wrong use (unknown revision, dirty tree, a
-# build that is too old), 73 the candidate cannot be merged, 74 also for a build that fails, 130 Ctrl-C.
+# build that is too old to be measured), 73 the candidate cannot be merged, 130 Ctrl-C.
 EXIT_JUDGED = 0
 EXIT_REJECTED = 1  # only where it is asked for
 EXIT_INFRASTRUCTURE = 74

@@ -112,10 +112,14 @@ class Evaluator:
         candidate: Environment,
         *,
         notes: Sequence[str] = (),
+        broken: Event | None = None,
         say: Say = lambda _text: None,
         report: Report = lambda _label, _done, _total: None,
     ) -> None:
-        """Hashes the inputs. Raises: MissingFileError."""
+        """Hashes the inputs. `broken`: why a side could not be built; nothing is measured then.
+
+        Raises: MissingFileError.
+        """
         self._settings, self._say = settings, say
         self._scope: Scope = settings.scope
         self._sides: dict[Side, Environment] = {
@@ -135,6 +139,7 @@ class Evaluator:
         self._created = now.isoformat(timespec="seconds")
         self._id = f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
         self._state = _State(events=[Event("note", "sources", note) for note in notes])
+        self._broken = broken
         self._started = monotonic()
         self._timer = Timer(self._scope)
         self._others = OtherWork()
@@ -202,6 +207,9 @@ class Evaluator:
         try:
             self._preflight()
             on_start(self.record)
+            if self._broken is not None:
+                self._state.events.append(self._broken)
+                raise StoppedError
             prompts, base, ids = self._reference()
             self._against_itself(prompts)
             self._check(prompts, base, ids)
