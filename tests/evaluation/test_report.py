@@ -86,7 +86,7 @@ def test_the_table_has_the_original_rows() -> None:
     assert re.fullmatch(r"\d+\.\d\d tok/s \(base \d+\.\d\d tok/s\)", rows["Candidate AR"])
     assert rows["DFlash vs AR"].startswith("1.6")
     assert rows["Mean accept"].startswith("2.600 tokens a step")
-    assert rows["Accuracy"] == "SPEC_AGREE PASS: 2 of 2 passed; chat: 64/64; code: 64/64"
+    assert rows["Accuracy"] == "SPEC_AGREE PASS: 2 of 2 passed"
     assert "clear" in rows["Guards"] or "open" in rows["Guards"]
     assert rows["Receipt"].startswith(receipt.receipt_id(issued))
     assert "555555555555" in rows["Candidate"] and "merged onto 111111111111" in rows["Candidate"]
@@ -133,6 +133,19 @@ def test_the_accuracy_line_counts_tokens_over_all_cells() -> None:
     assert rows["Accuracy"].startswith("SPEC_AGREE 112/128 = 0.8750, PASS: 2 of 2 passed")
 
 
+def test_plans_that_differ_are_told() -> None:
+    plans = {
+        "base": {"version": "1", "plan": {"threads": 2, "draft": {"depth": 3, "rope": "x"}}},
+        "candidate": {"version": "1", "plan": {"threads": 1, "draft": {"depth": 5, "rope": "x"}}},
+    }
+    record = evaluation(machine={"cpu": "toy", "plans": plans, "gpus": [{"name": "H200"}]})
+    rows = table_of(next(both(record)))
+    assert rows["Plans differ in"] == "threads: 2 to 1; draft.depth: 3 to 5"
+    assert facts.machine_rows(record) == [("cpu", "toy"), ("gpu", "H200")]
+    same = {"base": plans["base"], "candidate": plans["base"]}
+    assert "Plans differ in" not in table_of(next(both(evaluation(machine={"plans": same}))))
+
+
 def hostile() -> Evaluation:
     wild = scope(
         name=EVIL,
@@ -151,7 +164,11 @@ def hostile() -> Evaluation:
         base=Build("git", EVIL, EVIL, EVIL, EVIL, EVIL, EVIL, {EVIL: EVIL}),
         candidate=Build("options", EVIL, options={EVIL: EVIL}),
         inputs={EVIL: InputFile(EVIL, EVIL, 1)},
-        machine={EVIL: {EVIL: [EVIL]}},
+        machine={
+            EVIL: EVIL,
+            "plans": {"base": {EVIL: EVIL}, "candidate": {EVIL: "x"}},
+            "gpus": [EVIL],
+        },
         preflight=(Check(EVIL, EVIL, "warn", EVIL),),
         correctness=(
             *record.correctness,
@@ -299,11 +316,19 @@ def test_step_costs_are_measured_parts_or_the_rate_and_the_tokens_a_step() -> No
     assert totals == pytest.approx([7.3, 8.3, 7.3, 8.3])
 
 
-def test_acceptance_is_weighted_by_steps() -> None:
+def test_acceptance_is_that_of_the_primary_metric_with_every_cell_alike() -> None:
     record = evaluation()
-    first, second, *_ = [s for s in record.samples if s.accept and s.side == "base"]
-    pair = (replace(first, tokens=100, accept=5.0), replace(second, tokens=20, accept=1.0))
-    assert facts.accept_of(replace(record, samples=pair), "base") == pytest.approx(120 / 40)
+    one = next(s for s in record.samples if s.accept and s.side == "base")
+    three = (
+        replace(one, cell="chat", accept=5.0),
+        replace(one, cell="chat", accept=4.0),
+        replace(one, cell="code", accept=1.5),
+        replace(one, cell="code", metric="ar_tps", accept=1.0),
+        replace(one, cell="g", guard=True, accept=9.0),
+    )
+    record = replace(record, samples=three)
+    assert facts.accept_of(record, "base") == pytest.approx(3.0)
+    assert facts.accept_of(record, "candidate") is None
 
 
 def test_block_changes_are_paired_and_in_order() -> None:

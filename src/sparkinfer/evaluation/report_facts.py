@@ -5,7 +5,7 @@ Names, prompts and messages in a record come from outside. Nothing here is marku
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
@@ -33,6 +33,7 @@ NAMES = {
 PARTS = ("draft", "target", "sample", "rest")
 SIDES = ("base", "candidate")
 STATES: tuple[GuardState, ...] = ("failed", "open", "clear")
+SPEC_AGREE = "spec_agree"
 LONGEST = 300
 # Two acceptances that differ by less than this share count as equal, two step costs by more as different.
 SAME_ACCEPTANCE, OTHER_COST = 0.01, 0.02
@@ -111,15 +112,14 @@ def mean_of(evaluation: Evaluation, metric: str, side: str) -> float | None:
     return geometric_mean(geometric_mean(values) for values in cells.values()) if cells else None
 
 
+def _primary(evaluation: Evaluation, sample: Sample) -> bool:
+    return sample.metric == evaluation.plan.primary and not sample.guard
+
+
 def accept_of(evaluation: Evaluation, side: str) -> float | None:
-    """Return tokens a step over all speculative samples of a side, weighted by their steps."""
-    counted = [
-        (s.tokens, s.tokens / s.accept)
-        for s in evaluation.samples
-        if s.side == side and s.accept and s.tokens and not s.guard
-    ]
-    steps = sum(step for _, step in counted)
-    return sum(tokens for tokens, _ in counted) / steps if steps else None
+    """Return tokens a step of the primary metric, the mean over cells of each cell's mean; None without any."""
+    cells = [many for (_, whose), many in acceptance(evaluation).items() if whose == side]
+    return fmean(map(fmean, cells)) if cells else None
 
 
 def rows(
@@ -137,6 +137,7 @@ def rows(
         ("Against AR", floor_text(evaluation, judgement)),
         ("Guards", guard_text(judgement)),
         ("A/A run", aa_text(judgement)),
+        ("Plans differ in", plan_text(evaluation)),
         ("Receipt", receipt_text(receipt)),
         ("Candidate", build_text(evaluation.candidate)),
         ("Base", build_text(evaluation.base)),
@@ -205,29 +206,21 @@ def _outcome(many: Sequence[Correctness]) -> str:
     failed = [one for one in many if not one.passed]
     if failed:
         return f"{len(failed)} of {len(many)} failed; {failed[0].cell}: {clean(failed[0].detail)}"
-    if len(many) == 1:
-        return clean(many[0].detail)
-    return f"{len(many)} of {len(many)} passed; " + "; ".join(
-        f"{one.cell}: {clean(one.detail, 80)}" for one in many[:4]
-    )
+    return clean(many[0].detail) if len(many) == 1 else f"{len(many)} of {len(many)} passed"
 
 
 def _accuracy_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Each check of the candidate; SPEC_AGREE is the original's accuracy line."""
-    out = []
+    """The original's accuracy line first, SPEC_AGREE, then the candidate's other checks."""
+    first, others = [], []
     for check, passed, text in accuracy(evaluation):
-        verdict = "PASS" if passed else "FAIL"
-        if check == "spec_agree":
+        told = f"{'PASS' if passed else 'FAIL'}: {text}"
+        if check == SPEC_AGREE:
             mine = [c for c in evaluation.correctness if (c.check, c.side) == (check, "candidate")]
             share = agreement(mine)
-            verdict = f"SPEC_AGREE {share}, {verdict}" if share else f"SPEC_AGREE {verdict}"
-        out.append(
-            (
-                "Accuracy" if check == "spec_agree" else f"Accuracy, {clean(check, 60)}",
-                f"{verdict}: {text}",
-            )
-        )
-    return out or [("Accuracy", "not checked")]
+            first.append(("Accuracy", f"SPEC_AGREE {share + ', ' if share else ''}{told}"))
+        else:
+            others.append((f"Accuracy, {clean(check, 60)}", told))
+    return first + others or [("Accuracy", "not checked")]
 
 
 def guard_text(judgement: Judgement) -> str:
@@ -247,7 +240,47 @@ def aa_text(judgement: Judgement) -> str:
     if judgement.aa_ok is None:
         return "not made"
     found = f": {change(judgement.aa)}" if judgement.aa is not None else ""
-    return ("no difference of the base to itself" if judgement.aa_ok else "FAILED") + found
+    return ("passed" if judgement.aa_ok else "FAILED") + found
+
+
+def plan_text(evaluation: Evaluation) -> str:
+    """Return where the engines' plans of the sides differ, `threads: 2 to 1`; empty where they do not."""
+    plans = evaluation.machine.get("plans")
+    if not isinstance(plans, Mapping):
+        return ""
+    base, candidate = (dict(_flat(plans.get(side))) for side in SIDES)
+    if not (base and candidate):  # one side never ran
+        return ""
+    differing = [name for name in base | candidate if base.get(name) != candidate.get(name)]
+    told = [f"{n}: {base.get(n, 'none')} to {candidate.get(n, 'none')}" for n in differing[:8]]
+    return "; ".join(told + ([f"{len(differing) - 8} more"] if len(differing) > 8 else []))
+
+
+def _flat(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield short names, counts and switches of nested mappings; neither lists nor what was measured."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            if name == "costs":  # measured anew by every process
+                continue
+            # The level called "plan" says nothing by itself.
+            inner = f"{place}.{name}" if place and place != "plan" else str(name)
+            yield from _flat(value, inner)
+    elif isinstance(values, str | int) and len(str(values)) <= 40:
+        yield clean(place, 60), clean(values)
+
+
+def machine_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return the machine's plain facts; nested ones stay in the record, but graphics cards are named."""
+    rows = []
+    for name, value in evaluation.machine.items():
+        if isinstance(value, str | int | float):
+            rows.append((str(name), str(value)))
+        elif name == "gpus" and isinstance(value, list):
+            named = [
+                str(gpu.get("name", gpu)) if isinstance(gpu, Mapping) else str(gpu) for gpu in value
+            ]
+            rows += [("gpu", gpu) for gpu in named]
+    return rows
 
 
 def receipt_text(receipt: Mapping[str, Any] | None) -> str:
@@ -338,7 +371,7 @@ class StepCost:
 def step_costs(evaluation: Evaluation) -> list[StepCost]:
     """Return what a step costs: as measured by part, else from the rate and the tokens a step."""
     out = []
-    primary = [s for s in evaluation.samples if s.metric == evaluation.plan.primary and not s.guard]
+    primary = [s for s in evaluation.samples if _primary(evaluation, s)]
     for cell in dict.fromkeys(s.cell for s in primary):
         for side in SIDES:
             mine = [s for s in primary if (s.cell, s.side) == (cell, side)]
@@ -361,7 +394,7 @@ def acceptance(evaluation: Evaluation) -> dict[tuple[str, str], list[float]]:
     """Return tokens a step of every run by (cell, side), in the order of the run."""
     out: dict[tuple[str, str], list[float]] = {}
     for s in sorted(evaluation.samples, key=lambda s: (s.block, s.slot)):
-        if s.accept is not None and not s.guard:
+        if s.accept is not None and _primary(evaluation, s):
             out.setdefault((s.cell, s.side), []).append(s.accept)
     return out
 
@@ -370,7 +403,7 @@ def path_shares(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]
     """Return cell, side and each path's share of the primary metric's steps, per cent."""
     steps: dict[tuple[str, str], dict[str, int]] = {}
     for s in evaluation.samples:
-        if s.metric == evaluation.plan.primary and not s.guard:
+        if _primary(evaluation, s):
             mine = steps.setdefault((s.cell, s.side), {})
             for path, count in s.paths.items():
                 mine[path] = mine.get(path, 0) + count

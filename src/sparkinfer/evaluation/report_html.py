@@ -311,7 +311,7 @@ def _conditions(evaluation: Evaluation) -> str:
         ("least relevant change", f"{100 * plan.delta:g} %"),
         ("alpha", plan.alpha),
         ("duration", f"{evaluation.seconds:.0f} s"),
-        *evaluation.machine.items(),
+        *facts.machine_rows(evaluation),
     ]
     inputs = [(role, f.name, f.sha256, f"{f.bytes:,}") for role, f in evaluation.inputs.items()]
     preflight = [(c.level, c.name, str(c.value), c.note) for c in evaluation.preflight]

@@ -102,7 +102,7 @@ def _conditions(evaluation: Evaluation) -> list[str]:
         f"seed {plan.seed}; up to {len(plan.blocks)} blocks, looks after {', '.join(map(str, plan.looks))}; "
         f"least relevant change {100 * plan.delta:g} %, alpha {plan.alpha:g}",
     ]
-    lines += [f"{name}: {value}" for name, value in evaluation.machine.items()]
+    lines += [f"{name}: {value}" for name, value in facts.machine_rows(evaluation)]
     lines += [
         f"{check.level}: {check.name} {check.value} {check.note}".rstrip()
         for check in evaluation.preflight

@@ -112,7 +112,7 @@ def examine(
         raise OptionError("a published head needs the ledger that it is to be found in")
     if ledger is not None and found.ok:
         _order(Path(ledger), head, evaluation, statement["predicate"], found)
-    _conclude(statement["predicate"], allowed is not None, ledger is not None, found)
+    _conclude(statement, allowed is not None, ledger is not None, found)
     return found
 
 
@@ -280,16 +280,17 @@ def attempts(entries: Iterable[Entry], evaluation: Evaluation) -> str:
 
 
 def _conclude(
-    predicate: Mapping[str, Any], trusted: bool, ordered: bool, found: Verification
+    statement: Mapping[str, Any], trusted: bool, ordered: bool, found: Verification
 ) -> None:
     """Fill in what is proven and what is not; read only where nothing failed."""
-    assurance = predicate["assurance"]
+    assurance = statement["predicate"]["assurance"]
+    named = ", ".join(subject["name"] for subject in statement["subject"])
     run = f", run {assurance['run']}" if assurance["run"] else ""
     found.assurance.append(f"{assurance['level']}{run}. {assurance['meaning']}")
     found.proven[:0] = [
         "integrity: not a byte was changed since it was signed",
         f"who signed: the holder of the {'trusted ' if trusted else ''}key above",
-        "inputs: the builds, the model, the draft and the prompts by digest",
+        f"inputs, by digest: {named}",
         "the verdict and the label follow from the raw samples inside",
     ]
     found.not_proven.extend(NOT_PROVEN)
