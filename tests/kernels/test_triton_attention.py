@@ -1,27 +1,6 @@
-"""Triton forms of attention. Tolerance: 3e-6 of the largest value (few rows) on the keys and values as cached, 2e-3 (many
+"""Triton forms of attention. Tolerance, on the keys and values as cached: 3e-6 of the largest value (few rows), 2e-3 (many
 rows, whose queries and weights are rounded to float16), 1e-5 (many rows on a float32 cache).
 """
-
-import gpu_machine as gpu
-import gpu_state
-import numpy as np
-import pytest
-import torch
-from gpu_state import Cache
-from kernel_machine import assert_close, random_rows, same_bits
-
-from sparkinfer.kernels.attention import attention
-from sparkinfer.kernels.attention.reference import attention as reference
-from sparkinfer.kernels.attention.reference import visible
-from sparkinfer.kernels.attention.triton_impl import COARSE, COARSE_FROM, FINE, units
-from sparkinfer.kernels.shapes import Heads
-
-CONTEXT, LAYER = 640, 1
-TOLERANCE = 3e-6
-
-
-class Memory:
-    """A random cache of two layers. From `length` on, keys and values are NaN."""
 
     def __init__(self, kv_heads, size, wide, seed=0, context=CONTEXT):
         rng = np.random.default_rng(seed)

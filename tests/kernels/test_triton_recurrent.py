@@ -1,4 +1,4 @@
-"""Triton forms of conv, gated_delta and gated_norm. Tolerance: 3e-6 (conv, norm), 2e-5 (delta rule) of the largest value."""
+"""Triton forms of conv, gated_delta, gated_norm. Tolerance: 3e-6 (conv, norm), 2e-5 (delta rule) of the largest value."""
 
 import gpu_machine as gpu
 import gpu_state
@@ -151,7 +151,9 @@ def test_the_decay_at_its_ends(rows):
 def test_a_recorded_window_leaves_the_state_and_commits_with_the_bits_of_single_steps(rows):
     shape = shape_of(key_heads=2, value_heads=4, size=32)
     inputs = delta_inputs(shape, rows)
-    weight = np.random.default_rng(2).standard_normal((shape.taps, shape.channels)).astype(np.float32)
+    weight = (
+        np.random.default_rng(2).standard_normal((shape.taps, shape.channels)).astype(np.float32)
+    )
     window, single = State(shape), State(shape)
     outs = run_conv(shape, window, inputs[0], weight, False)
     deltas = run_delta(shape, window, inputs, False)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -30,16 +31,27 @@ EXACT = {"enable_fp_fusion": False}
 
 
 def _mend_interpreter() -> None:
-    """Triton 3.6's interpreter turns loop bounds into integers in a way that numpy 2.4 refuses."""
+    """Triton 3.6's interpreter turns loop bounds into integers in a way that numpy 2.4 refuses, and leaves products to a
+    library whose bits depend on an element's place: here the terms are added in order, one rounding each.
+    """
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
+    patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def in_order(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
+        if b.data.shape[-1] > 64 or d.data.dtype != np.float32:
+            return dot(self, a, b, d, precision, imprecise)
+        left, right, total = a.data.astype(np.float32), b.data.astype(np.float32), d.data.copy()
+        for k in range(left.shape[-1]):
+            total += left[..., :, k, None] * right[..., k, None, :]
+        return interpreter.TensorHandle(total, d.dtype.scalar)
+
     interpreter._patch_lang_tensor = patched
+    interpreter.InterpreterBuilder.create_dot = in_order
 
 
 if triton.knobs.runtime.interpret:

@@ -23,7 +23,9 @@ def _largest(value, place):
 
 
 @triton.jit
-def part_kernel(logits, stride, values, places, n_vocab, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
+def part_kernel(
+    logits, stride, values, places, n_vocab, PARTS: tl.constexpr, COLUMNS: tl.constexpr
+):
     """A part's largest logit and its id; where a logit is not finite, the id's complement instead."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, COLUMNS)
@@ -65,5 +67,12 @@ def record(recorder: CudaRecorder, logits: Buffer, out: Buffer, n_vocab: int) ->
         PARTS=PARTS, COLUMNS=_COLUMNS,
     )  # fmt: skip
     recorder.launch(
-        whole_kernel, (rows,), values, places, out.array, stride_of(out.array), PARTS=PARTS, num_warps=1
+        whole_kernel,
+        (rows,),
+        values,
+        places,
+        out.array,
+        stride_of(out.array),
+        PARTS=PARTS,
+        num_warps=1,
     )

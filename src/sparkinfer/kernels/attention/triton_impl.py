@@ -29,10 +29,14 @@ from sparkinfer.kernels.triton_mixers import (
     stride_of,
 )
 
-FINE, COARSE, COARSE_FROM = 64, 256, 8192  # divide kernels.attention.SPLIT, or begin after every bounded cache
+FINE, COARSE, COARSE_FROM = (
+    64,
+    256,
+    8192,
+)  # divide kernels.attention.SPLIT, or begin after every bounded cache
 NARROW, COLUMNS = 32, 64  # queries of a tile
 MERGED = 64  # partial results that a step of the merge adds
-SPLIT_WARPS, SPLIT_STAGES = 4, 2
+SPLIT_WARPS, SPLIT_STAGES, SPLIT_PROGRAMS = 4, 2, 1  # programs of a multiprocessor
 
 _FINE, _COARSE, _COARSE_FROM = tl.constexpr(FINE), tl.constexpr(COARSE), tl.constexpr(COARSE_FROM)
 
@@ -45,7 +49,10 @@ def units(positions: int) -> int:
 
 @triton.jit
 def _unit_of(position):
-    return tl.minimum(position, _COARSE_FROM) // _FINE + tl.maximum(position - _COARSE_FROM, 0) // _COARSE
+    return (
+        tl.minimum(position, _COARSE_FROM) // _FINE
+        + tl.maximum(position - _COARSE_FROM, 0) // _COARSE
+    )
 
 
 @triton.jit
@@ -111,7 +118,9 @@ def _keep(partial, tops, totals, top, total, mixed, rows, head, tile, unit, unit
     at = (row * HEADS + head * GROUP + c % GROUP).to(tl.int64) * units + unit
     mine = row < rows
     d = tl.arange(0, PADDED)
-    tl.store(partial + at[None, :] * PADDED + d[:, None], mixed, mask=mine[None, :] & (d >= 0)[:, None])
+    tl.store(
+        partial + at[None, :] * PADDED + d[:, None], mixed, mask=mine[None, :] & (d >= 0)[:, None]
+    )
     tl.store(tops + at, top, mask=mine)
     tl.store(totals + at, total, mask=mine)
 
@@ -131,7 +140,9 @@ def split_kernel(
     highest = end_key(query + rows - 1, position + of_rows, CAUSAL, WINDOW)
     first, last = _unit_of(lowest), _unit_of(highest - 1)
     border = _COARSE_FROM // _FINE
-    fine = tl.maximum((tl.minimum(last + 1, border) - first - program + programs - 1) // programs, 0)
+    fine = tl.maximum(
+        (tl.minimum(last + 1, border) - first - program + programs - 1) // programs, 0
+    )
     many = tl.maximum((last + 1 - first - program + programs - 1) // programs, 0)
     plane = layer * KV_HEADS + head
     keys = cache_plane(run, WORD_KEYS, plane, WIDE)
@@ -152,7 +163,9 @@ def split_kernel(
         later = tl.maximum(step - fine, 0)
         part = later % PARTS
         unit = first + program + (tl.minimum(step, fine) + later // PARTS) * programs
-        start = tl.minimum(unit, border) * _FINE + tl.maximum(unit - border, 0) * _COARSE + part * _FINE
+        start = (
+            tl.minimum(unit, border) * _FINE + tl.maximum(unit - border, 0) * _COARSE + part * _FINE
+        )
         at = start + tl.arange(0, _FINE)
         there = ((at >= lowest) & (at < highest))[:, None] & within
         skipped = start.to(tl.int64) * SIZE
@@ -197,21 +210,29 @@ def merge_kernel(
         tops_here = tl.load(tops + entry, mask=used, other=float("-inf"))
         totals_here = tl.load(totals + entry, mask=used, other=0.0)
         values = tl.load(
-            partial + (entry * PADDED + at[None, :])[:, :, None] + lane[None, None, :], mask=used[:, :, None], other=0.0
+            partial + (entry * PADDED + at[None, :])[:, :, None] + lane[None, None, :],
+            mask=used[:, :, None],
+            other=0.0,
         )
         higher = tl.maximum(top, tl.max(tops_here, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(top - base)
         weight = tl.exp2(tops_here - base[None, :])
         total = tl.fma(total, shrink, tl.sum(weight * totals_here, 0))
-        mixed = tl.fma(mixed, tl.broadcast_to(shrink[:, None], (2, 16)), tl.sum(weight[:, :, None] * values, 0))
+        mixed = tl.fma(
+            mixed, tl.broadcast_to(shrink[:, None], (2, 16)), tl.sum(weight[:, :, None] * values, 0)
+        )
         top = higher
     y = tl.div_rn(mixed, tl.broadcast_to(total[:, None], (2, 16)))
     y = tl.reshape(y, (1, 32))
     column = tl.program_id(1) * 32 + tl.arange(0, 32)[None, :]
     inside = column < HEADS * SIZE
     if GATED:
-        g = tl.load(gate + row * gate_stride + (column // SIZE * 2 + 1) * SIZE + column % SIZE, mask=inside, other=0.0)
+        g = tl.load(
+            gate + row * gate_stride + (column // SIZE * 2 + 1) * SIZE + column % SIZE,
+            mask=inside,
+            other=0.0,
+        )
         y = tl.div_rn(y, 1.0 + tl.exp(-g))
     tl.store(out + row * out_stride + column, y, mask=inside)
     if QUANTISED:
@@ -233,7 +254,7 @@ def _record_few(
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window,
     }  # fmt: skip
-    programs = min(count, -(-recorder.owner.sms // shape.kv_heads))
+    programs = min(count, -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads))
     recorder.launch(
         split_kernel, (programs, shape.kv_heads, -(-queries // columns)),
         q.array, stride_of(q.array), params.array, partial, tops, totals, rows, shape.layer, first_row, of_rows, count,

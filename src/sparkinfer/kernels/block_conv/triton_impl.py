@@ -22,17 +22,23 @@ def block_conv_kernel(
     TAPS: tl.constexpr, SIDE: tl.constexpr, BLOCKS: tl.constexpr, ADD: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    channel = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(0, 32)[None, :]
+    channel = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(0, 32)[
+        None, :
+    ]
     inside = channel < channels
     total = tl.zeros((BLOCKS, 32), tl.float32)
     for t in tl.static_range(TAPS):
         there = inside & (row >= t)
         place = SIDE * TAPS + t
         delta = tl.load(
-            deltas + row * deltas_stride + place * (channels // group) + channel // group, mask=there, other=0.0
+            deltas + row * deltas_stride + place * (channels // group) + channel // group,
+            mask=there,
+            other=0.0,
         )
         weight = tl.load(base + place * base_stride + channel, mask=there, other=0.0) + delta
-        total = tl.fma(weight, tl.load(x + (row - t) * x_stride + channel, mask=there, other=0.0), total)
+        total = tl.fma(
+            weight, tl.load(x + (row - t) * x_stride + channel, mask=there, other=0.0), total
+        )
     target = out + row * out_stride + channel
     if ADD:
         total = tl.load(target, mask=inside, other=0.0) + total
@@ -41,7 +47,9 @@ def block_conv_kernel(
         store_int8(q8 + row * q8_stride, total, channel, channels, inside)
 
 
-def _launch(recorder: CudaRecorder, x: Buffer, deltas: Buffer, conv: BlockConv, out: Activation, side: int) -> None:
+def _launch(
+    recorder: CudaRecorder, x: Buffer, deltas: Buffer, conv: BlockConv, out: Activation, side: int
+) -> None:
     channels = conv.base.width
     assert channels % conv.group == 0, conv
     q8, q8_stride = q8_args(out)

@@ -57,8 +57,12 @@ def conv_kernel(
     for row in range(first, tl.minimum(first + ROWS, rows)):
         total = tl.zeros((CHANNELS,), tl.float32)
         for t in tl.static_range(TAPS):
-            value = _input(state, x, x_stride.to(tl.int64), row + t, channels, KEPT, channel, inside)
-            total = tl.fma(tl.load(weight + t * weight_stride + channel, mask=inside, other=0.0), value, total)
+            value = _input(
+                state, x, x_stride.to(tl.int64), row + t, channels, KEPT, channel, inside
+            )
+            total = tl.fma(
+                tl.load(weight + t * weight_stride + channel, mask=inside, other=0.0), value, total
+            )
         tl.store(out + row * out_stride.to(tl.int64) + channel, silu(total), mask=inside)
         if advance == 0:
             value = tl.load(x + row * x_stride.to(tl.int64) + channel, mask=inside)

@@ -27,6 +27,7 @@ from sparkinfer.kernels.triton_mixers import (
 )
 
 COLUMNS, WIDE_COLUMNS = 16, 8  # of a program, for few and for many rows
+WARPS = 1
 
 
 @triton.jit
@@ -53,7 +54,9 @@ def decay_of(alpha, bias, rate):
     x = alpha + bias
     e = tl.exp(tl.minimum(x, 30.0))
     sum_ = 1.0 + e
-    soft = tl.where(sum_ == 1.0, e, tl.log(sum_) * tl.div_rn(e, tl.where(sum_ == 1.0, 1.0, sum_ - 1.0)))
+    soft = tl.where(
+        sum_ == 1.0, e, tl.log(sum_) * tl.div_rn(e, tl.where(sum_ == 1.0, 1.0, sum_ - 1.0))
+    )
     return tl.exp(rate * tl.where(x > 30.0, x, soft))
 
 
@@ -112,7 +115,10 @@ def delta_kernel(
         nq0, nq1, nq2, nq3 = _quarters(source, QUARTER)
         nk0, nk1, nk2, nk3 = _quarters(source + KEY_HEADS * SIZE, QUARTER)
         next_value = tl.load(qkv + next_row * qkv_stride + (2 * KEY_HEADS + head) * SIZE + column)
-        next_a, next_b = tl.load(alpha + next_row * alpha_stride + head), tl.load(beta + next_row * beta_stride + head)
+        next_a, next_b = (
+            tl.load(alpha + next_row * alpha_stride + head),
+            tl.load(beta + next_row * beta_stride + head),
+        )
 
         scale = _unit_scale(k0, k1, k2, k3, eps)
         k0, k1, k2, k3 = k0 * scale, k1 * scale, k2 * scale, k3 * scale
@@ -121,7 +127,12 @@ def delta_kernel(
         decay = decay_of(a, bias, rate)
         s0, s1, s2, s3 = s0 * decay, s1 * decay, s2 * decay, s3 * decay
         delta = sigmoid(b) * (value - _against(k0, k1, k2, k3, s0, s1, s2, s3))
-        s0, s1, s2, s3 = _moved(s0, k0, delta), _moved(s1, k1, delta), _moved(s2, k2, delta), _moved(s3, k3, delta)
+        s0, s1, s2, s3 = (
+            _moved(s0, k0, delta),
+            _moved(s1, k1, delta),
+            _moved(s2, k2, delta),
+            _moved(s3, k3, delta),
+        )
         result = _against(q0, q1, q2, q3, s0, s1, s2, s3)
         tl.store(out + row * out_stride.to(tl.int64) + head * SIZE + column, result)
         if advance == 0:
@@ -186,7 +197,7 @@ def record(
         inputs.beta.array, stride_of(inputs.beta.array), inputs.decay_rate.array, inputs.time_bias.array, params.array,
         out.array, stride_of(out.array), recorder.rows, layer, shape.window, eps, shape.head_size**-0.5,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, COLUMNS=columns,
-        num_warps=1, **EXACT,
+        num_warps=WARPS, **EXACT,
     )  # fmt: skip
 
 

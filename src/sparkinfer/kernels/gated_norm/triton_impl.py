@@ -9,7 +9,14 @@ import triton.language as tl
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.errors import ShapeError
-from sparkinfer.kernels.triton_mixers import EXACT, power_of_two, q8_args, silu, store_int8, stride_of
+from sparkinfer.kernels.triton_mixers import (
+    EXACT,
+    power_of_two,
+    q8_args,
+    silu,
+    store_int8,
+    stride_of,
+)
 
 
 @triton.jit
@@ -32,7 +39,9 @@ def gated_norm_kernel(
     if QUANTISED:
         BLOCKS: tl.constexpr = HEADS * SIZE // 32
         y = tl.reshape(y, (BLOCKS, 32))
-        column = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(0, 32)[None, :]
+        column = (tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS))[:, None] * 32 + tl.arange(
+            0, 32
+        )[None, :]
         store_int8(q8 + row * q8_stride, y, column, width, column < width)
 
 

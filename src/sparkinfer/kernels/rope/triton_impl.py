@@ -76,7 +76,9 @@ def rope_kernel(
         values = cache_plane(run, WORD_VALUES, plane, WIDE) + position * SIZE
         value = tl.load(v + row * v_stride + head * SIZE + i, mask=inside, other=0.0)
         value = value.to(values.dtype.element_ty)
-        lost = tl.sum(value.to(tl.float32) * 0.0, 0)  # NaN when a value is no number or does not fit
+        lost = tl.sum(
+            value.to(tl.float32) * 0.0, 0
+        )  # NaN when a value is no number or does not fit
         value = tl.where(lost == 0.0, value, 0.0).to(values.dtype.element_ty)
         tl.store(keys + i, (turned + lost).to(keys.dtype.element_ty), mask=inside)
         tl.store(values + i, value, mask=inside)
