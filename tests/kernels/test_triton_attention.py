@@ -1,6 +1,29 @@
-"""Triton forms of attention. Tolerance, on the keys and values as cached: 3e-6 of the largest value (few rows), 2e-3 (many
-rows, whose queries and weights are rounded to float16), 1e-5 (many rows on a float32 cache).
+"""Triton forms of attention.
+
+Tolerance, on the keys and values as cached: 3e-6 of the largest value (few rows), 2e-3 (many rows, whose queries and
+weights are rounded to float16), 1e-5 (many rows on a float32 cache).
 """
+
+import gpu_machine as gpu
+import gpu_state
+import numpy as np
+import pytest
+import torch
+from gpu_state import Cache
+from kernel_machine import assert_close, random_rows, same_bits
+
+from sparkinfer.kernels.attention import attention
+from sparkinfer.kernels.attention.reference import attention as reference
+from sparkinfer.kernels.attention.reference import visible
+from sparkinfer.kernels.attention.triton_impl import COARSE, COARSE_FROM, FINE, units
+from sparkinfer.kernels.shapes import Heads
+
+CONTEXT, LAYER = 640, 1
+TOLERANCE = 3e-6
+
+
+class Memory:
+    """A random cache of two layers. From `length` on, keys and values are NaN."""
 
     def __init__(self, kv_heads, size, wide, seed=0, context=CONTEXT):
         rng = np.random.default_rng(seed)
@@ -17,7 +40,9 @@ rows, whose queries and weights are rounded to float16), 1e-5 (many rows on a fl
         return k[:length].astype(np.float32), v[:length].astype(np.float32)
 
 
-def run(memory, shape, position, q, gate=None, *, quantised=False, first=0, first_row=0, of_rows=None):
+def run(
+    memory, shape, position, q, gate=None, *, quantised=False, first=0, first_row=0, of_rows=None
+):
     """Rows x heads x size, and the activation."""
     rows, width = len(q), shape.heads * shape.head_size
     out = gpu.blank_activation(rows, width, quantised=quantised)
@@ -42,7 +67,13 @@ def test_units_cover_the_positions():
     assert units(COARSE_FROM + COARSE + 1) == COARSE_FROM // FINE + 2
 
 
-SHAPES = [(2, 2, 16, False), (4, 2, 32, True), (3, 1, 64, False), (16, 2, 48, True), (2, 1, 256, True)]
+SHAPES = [
+    (2, 2, 16, False),
+    (4, 2, 32, True),
+    (3, 1, 64, False),
+    (16, 2, 48, True),
+    (2, 1, 256, True),
+]
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -136,7 +167,9 @@ def test_masks_of_a_block(causal, window):
             memory.all_k[:length][~seen.any(axis=0)] = np.nan
             memory.all_v[:length][~seen.any(axis=0)] = np.nan
             k, v = (np.nan_to_num(x) for x in memory.fill(length))
-            q = (2 * np.random.default_rng(rows).standard_normal((rows, heads, size))).astype(np.float32)
+            q = (2 * np.random.default_rng(rows).standard_normal((rows, heads, size))).astype(
+                np.float32
+            )
             got, _ = run(memory, shape, length - rows, q, first=first)
             wanted = reference(q, k, v, causal=causal, window=window, first=first)
             assert_close(got, wanted, np.abs(v).max(), TOLERANCE if rows <= 16 else 1e-5)
@@ -151,5 +184,7 @@ def test_some_rows_of_a_run(causal, window):
     q = random_rows(rows, 128).reshape(rows, 4, 32)
     whole, _ = run(memory, shape, position, q)
     for first, count in ((1, 15), (0, 4), (15, 1), (7, 3)):
-        part, _ = run(memory, shape, position, q[first : first + count], first_row=first, of_rows=rows)
+        part, _ = run(
+            memory, shape, position, q[first : first + count], first_row=first, of_rows=rows
+        )
         same_bits(part, np.ascontiguousarray(whole[first : first + count]))

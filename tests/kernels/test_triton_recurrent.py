@@ -1,4 +1,7 @@
-"""Triton forms of conv, gated_delta, gated_norm. Tolerance: 3e-6 (conv, norm), 2e-5 (delta rule) of the largest value."""
+"""Triton forms of conv, gated_delta, gated_norm.
+
+Tolerance: 3e-6 (conv, norm), 2e-5 (delta rule) of the largest value.
+"""
 
 import gpu_machine as gpu
 import gpu_state

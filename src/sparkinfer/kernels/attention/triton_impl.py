@@ -2,9 +2,9 @@
 
 Units lie at absolute positions: FINE of them up to COARSE_FROM, then COARSE (a multiple of FINE). A program keeps a
 unit's keys and values to itself for all rows and query heads of the kv head: they are the columns of a product
-keys x queries^T, and a column's bits depend on its own query alone: the dot over keys or dimensions takes the same steps
-whatever the number of columns (the benchmark of the mixers checks it on the machine). Queries and weights go through the
-tensor cores as two float16 parts each, which keeps about 21 bits of them.
+keys x queries^T, and a column's bits depend on its own query alone: sums over keys or dimensions take the same steps
+whatever the number of columns (the benchmark of the mixers checks it on the machine). Queries and weights go through
+the tensor cores as two float16 parts each, which keeps about 21 bits of them.
 """
 
 from typing import Any

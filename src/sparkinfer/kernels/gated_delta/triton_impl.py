@@ -1,7 +1,7 @@
 """Triton form of `gated_delta`: a program per value head and block of its columns keeps their state in registers.
 
-The head's k dimension is cut into four parts, so that sums over it are chains of fused multiply-adds across the parts and
-then one reduction inside a warp. Pinned: one machine code for any number of rows, each taken in turn by the same
+The head's k dimension is cut into four parts, so that sums over it are chains of fused multiply-adds across the parts
+and then one reduction inside a warp. Pinned: one machine code for any number of rows, each taken in turn by the same
 instructions; the state changes by fma(k, delta, decay * S), in a step as in the commit.
 """
 
