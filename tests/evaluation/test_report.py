@@ -23,6 +23,7 @@ from sparkinfer.evaluation.record import (
     InputFile,
     StepMs,
 )
+from sparkinfer.evaluation.report_compare import disagreement
 from sparkinfer.evaluation.verdict import judge
 
 EVIL = "<script>alert(1)</script> <img src=//x> [a](http://b) @all | `x` \"' &lt; **b**\n# h \u202e\x1b[31m"
@@ -353,5 +354,5 @@ def test_percentages_have_a_true_minus_and_no_signed_zero(ratio: float, shown: s
 
 def test_two_evaluations_that_agree_have_nothing_to_explain() -> None:
     record = evaluation(1.05)
-    assert not any("step cost alone" in line for line in facts.disagreement(record, record))
-    assert facts.disagreement(record, replace(record, samples=())) == []
+    assert not any("step cost alone" in line for line in disagreement(record, record))
+    assert disagreement(record, replace(record, samples=())) == []

@@ -7,9 +7,9 @@ import pytest
 
 from sparkinfer.errors import OptionError
 from sparkinfer.evaluation import receipt, report_html, report_markdown
-from sparkinfer.evaluation import report_facts as facts
 from sparkinfer.evaluation.keys import generate
 from sparkinfer.evaluation.record import Evaluation, load_evaluation
+from sparkinfer.evaluation.report_compare import disagreement
 from sparkinfer.evaluation.verdict import judge
 
 DATA = Path(__file__).parent.parent / "data" / "evaluation"
@@ -64,7 +64,7 @@ def test_the_author_would_have_had_a_tier(author: Evaluation) -> None:
 def test_the_note_finds_that_only_the_cost_of_a_step_differs(
     evaluator: Evaluation, author: Evaluation
 ) -> None:
-    note = "\n".join(facts.disagreement(author, evaluator))
+    note = "\n".join(disagreement(author, evaluator))
     assert "+10.2 % in author, \u22128.6 % in evaluator" in note
     assert "candidate: both accept 5.333 tokens a step" in note
     assert "8.45 ms in author and 12.17 ms in evaluator" in note
@@ -79,7 +79,7 @@ def test_the_note_is_derived_and_not_written_down(
     evaluator: Evaluation, author: Evaluation
 ) -> None:
     accepted = tuple(replace(s, accept=4.0) for s in author.samples)
-    note = "\n".join(facts.disagreement(replace(author, samples=accepted), evaluator))
+    note = "\n".join(disagreement(replace(author, samples=accepted), evaluator))
     assert "step cost alone" not in note and "4.000 and 5.333 tokens a step" in note
 
 

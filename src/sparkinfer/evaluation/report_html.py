@@ -10,6 +10,7 @@ from typing import Any
 from sparkinfer.evaluation import report_facts as facts
 from sparkinfer.evaluation import svg
 from sparkinfer.evaluation.record import Effect, Evaluation, Judgement
+from sparkinfer.evaluation.report_compare import disagreement
 from sparkinfer.evaluation.report_style import STYLE
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -128,7 +129,7 @@ def _why(judgement: Judgement) -> str:
 def _other(evaluation: Evaluation, other: Evaluation | None) -> str:
     if other is None:
         return ""
-    return _section("Against the other evaluation", _list(facts.disagreement(evaluation, other)))
+    return _section("Against the other evaluation", _list(disagreement(evaluation, other)))
 
 
 def _paired(evaluation: Evaluation, judgement: Judgement) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkinfer.evaluation import report_facts as facts
 from sparkinfer.evaluation.record import Effect, Evaluation, Judgement
+from sparkinfer.evaluation.report_compare import disagreement
 
 # What Markdown or GitHub gives a meaning to: marks, tables, HTML, mentions, numbers of issues, mathematics; then
 # addresses and emoji; emphasis by underscores; a list or a heading at the start. The rest stays readable as it is.
@@ -39,9 +40,7 @@ def render(
     if reasons:
         parts.append(_list("**Why:**", reasons))
     if other is not None:
-        parts.append(
-            _list("**Against the other evaluation:**", facts.disagreement(evaluation, other))
-        )
+        parts.append(_list("**Against the other evaluation:**", disagreement(evaluation, other)))
     cells = facts.cell_effects(judgement, guard=False)
     if len(cells) > 1:
         parts.append(_effects("Every metric and cell", cells))
