@@ -12,7 +12,7 @@ from training_toys import GOLDEN, LLAMA, QWEN3, random_draft
 
 from sparkinfer.cli.app import main
 from sparkinfer.engine import Engine
-from sparkinfer.errors import RequestError, UnsupportedError
+from sparkinfer.errors import RequestError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.training.config import DataPlan, TrainPlan, default_taps
 from sparkinfer.training.corpus import Batches, Corpus
@@ -288,7 +288,26 @@ def test_without_torch_the_error_names_the_extra(
     assert "sparkinfer[train]" in capfd.readouterr().err
 
 
-def test_a_hybrid_target_is_refused(tmp_path: Path) -> None:
-    job = replace(TOY, model=GOLDEN / "qwen35-tiny-F32.gguf", output=tmp_path)
-    with pytest.raises(UnsupportedError, match="qwen35"):
-        run_job(job, quiet, quiet)
+def test_a_draft_for_a_hybrid_target(tmp_path: Path) -> None:
+    """Written, trained, exported and served: the text is the target's own, and rounds were run."""
+    model = GOLDEN / "qwen35moe-tiny-F32.gguf"
+    job = replace(
+        TOY,
+        model=model,
+        output=tmp_path,
+        data=DataPlan(24, 48, 24, answer_limit=24, user_limit=4),
+        plan=replace(TOY.plan, steps=4),
+        taps=(0, 2),
+    )
+    assert run_job(job, quiet, quiet) is not None
+    prompt, texts = [20, 18, 54, 7], []
+    for draft, spec in ((tmp_path / "draft.gguf", "on"), (None, "off")):
+        engine = Engine.load(model, draft=draft, activations="f32", context=128, spec=spec)
+        try:
+            result = engine.generate(prompt, max_tokens=24, temperature=0, ignore_eos=True)
+        finally:
+            engine.close()
+        texts.append(result.tokens)
+        if draft is not None:
+            assert result.speculation is not None and result.speculation.steps > 0
+    assert texts[0] == texts[1]

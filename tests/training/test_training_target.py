@@ -1,13 +1,15 @@
 """The target in torch against golden logits, our own engine, and itself token by token."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from golden_models import target as engine_target
-from training_toys import GOLDEN, LLAMA, QWEN3
+from training_toys import LLAMA, QWEN3
 
 from sparkinfer.errors import UnsupportedError
-from sparkinfer.gguf import open_gguf
+from sparkinfer.gguf import open_gguf, write_gguf
 from sparkinfer.training.target import KeyValues, TorchTarget, load_torch_target
 
 
@@ -53,6 +55,7 @@ def test_features_keep_the_order_of_the_taps(target: TorchTarget) -> None:
     assert torch.equal(forth[..., n:], back[..., :n])
 
 
-def test_a_hybrid_target_is_refused_in_one_line() -> None:
-    with pytest.raises(UnsupportedError, match=r"qwen35 target.*accepted: llama, qwen3"):
-        load_torch_target(open_gguf(GOLDEN / "qwen35-tiny-F32.gguf"), "cpu", torch.float32)
+def test_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "other.gguf", {"general.architecture": "gemma"})
+    with pytest.raises(UnsupportedError, match=r"gemma target.*accepted: llama, qwen3, qwen35, "):
+        load_torch_target(open_gguf(tmp_path / "other.gguf"), "cpu", torch.float32)

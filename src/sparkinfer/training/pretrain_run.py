@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from sparkinfer.training.pretrain_config import PretrainJob, TargetShape
 from sparkinfer.training.target import load_torch_target
 
 Say = Callable[[str], None]
+_ENDINGS = (signal.SIGINT, signal.SIGTERM)
 _UNBOUNDED = 10**9  # steps of a run that ends by the clock
 
 
@@ -109,7 +112,8 @@ def _run(
         "curve": trainer.curve,
     }
     if is_first():
-        path = _export(job, model, file, record)
+        with _undisturbed():
+            path = _export(job, model, file, record)
         say(f"wrote {path}; {_waited(started)}")
         with open_gguf(path) as written:
             record["as_written"] = trainer.evaluate(load_torch_target(written, device, dtype))
@@ -131,21 +135,8 @@ def _train(job: PretrainJob, trainer: Pretrainer, say: Say) -> list[str]:
             temporary.replace(checkpoint)
 
     if job.compiled:
-        trainer.compile()
-        try:
-            trainer.step(0.0)
-            torch.cuda.synchronize() if trainer.device.type == "cuda" else None
-        except (
-            Exception
-        ) as error:  # whatever a compiler of this machine runs into: training goes on without it
-            notes.append(
-                f"compilation failed, continued without: {type(error).__name__}: {error}"[:2000]
-            )
-            say(notes[-1])
-            trainer.interpret()
-            trainer.optimiser.forget()
-        trainer.first_step = trainer.seconds
-        say(f"first step done; {_waited(trainer.started)}")
+        _first_step(trainer, notes)
+        say("; ".join([*notes, f"first step done; {_waited(trainer.started)}"]))
     try:
         trainer.run(keep)
     except (ModelOutputError, KeyboardInterrupt) as error:
@@ -158,6 +149,34 @@ def _train(job: PretrainJob, trainer: Pretrainer, say: Say) -> list[str]:
             trainer.model.load_state_dict(state)
     checkpoint.unlink(missing_ok=True)
     return notes
+
+
+def _first_step(trainer: Pretrainer, notes: list[str]) -> None:
+    """One compiled step. Whatever a compiler runs into on this machine is noted, and training goes on without it."""
+    try:
+        trainer.compile()
+        trainer.step(0.0)
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        notes.append(f"continued without compilation: {type(error).__name__}: {error}"[:2000])
+        trainer.interpret()
+        trainer.optimiser.forget()
+    trainer.first_step = trainer.seconds
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore requests to end while results are written (in the main thread, where such requests arrive)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _export(job: PretrainJob, model: HybridModel, file: GGUFFile, record: dict[str, Any]) -> Path:
