@@ -1,5 +1,6 @@
 """Reports: what they say, that nothing from outside becomes markup, that a page is whole and fetches nothing."""
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from evaluation_records import evaluation, scope
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparkinfer.evaluation import receipt, report_html, report_markdown
 from sparkinfer.evaluation import report_facts as facts
@@ -356,3 +359,38 @@ def test_two_evaluations_that_agree_have_nothing_to_explain() -> None:
     record = evaluation(1.05)
     assert not any("step cost alone" in line for line in disagreement(record, record))
     assert disagreement(record, replace(record, samples=())) == []
+
+
+EXTREME = st.sampled_from([1e308, -1e308, 1e-308, -1.0, 0.0, 1.0, 1e12, 1e-12])
+
+
+@given(
+    accept=EXTREME,
+    part=EXTREME,
+    steps=st.sampled_from([0, 1, 10**30, -5]),
+    value=st.sampled_from([1e-12, 1.0, 1e12]),
+    tokens=st.sampled_from([0, 1, 10**30]),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_record_with_mad_figures_has_a_report(
+    accept: float, part: float, steps: int, value: float, tokens: int
+) -> None:
+    record = evaluation(scope_of=scope(prompts={"chat": ("x",)}, guards=(), aa_blocks=0))
+    samples = tuple(
+        replace(
+            s,
+            value=value if s.side == "candidate" else s.value,
+            accept=accept,
+            step_ms=StepMs(part, part, 1.0, 1.0),
+            paths={"window": steps, "ar": 1},
+            tokens=tokens,
+        )
+        for s in record.samples
+    )
+    mad = replace(record, samples=samples)
+    for text in both(mad, other=record):
+        assert "Label" in text
+    for chart in re.findall(r"<svg.*?</svg>", report_html.render(mad, judge(mad)), re.DOTALL):
+        for node in ET.fromstring(chart).iter():
+            for name in ("x", "y", "x1", "x2", "cx", "width", "height"):
+                assert math.isfinite(float(node.attrib.get(name, 0)))

@@ -3,7 +3,7 @@
 from statistics import fmean, geometric_mean
 
 from sparkinfer.evaluation.record import Evaluation
-from sparkinfer.evaluation.report_facts import SIDES, clean, percent
+from sparkinfer.evaluation.report_facts import SIDES, clean, percent, sane
 
 # Two acceptances that differ by less than this share count as equal, two step costs by more as different.
 SAME_ACCEPTANCE, OTHER_COST = 0.01, 0.02
@@ -30,10 +30,11 @@ def _cell_figures(evaluation: Evaluation, cell: str) -> Figures | None:
     found: Figures = {}
     for side in SIDES:
         mine = [
-            (s.value, s.accept)
+            (s.value, sane(s.accept))
             for s in evaluation.samples
             if (s.metric, s.cell, s.side, s.guard) == (evaluation.plan.primary, cell, side, False)
             and s.accept
+            and s.accept > 0
         ]
         if not mine:
             return None

@@ -35,6 +35,7 @@ SIDES = ("base", "candidate")
 STATES: tuple[GuardState, ...] = ("failed", "open", "clear")
 SPEC_AGREE = "spec_agree"
 LONGEST = 300
+MOST = 1e9
 
 
 def clean(text: object, longest: int = LONGEST) -> str:
@@ -42,6 +43,11 @@ def clean(text: object, longest: int = LONGEST) -> str:
     words = " ".join(str(text).split())
     shown = "".join(c if c.isprintable() else "\ufffd" for c in words)
     return shown if len(shown) <= longest else shown[: longest - 1] + "\u2026"
+
+
+def sane(value: float) -> float:
+    """Return a figure that arithmetic and charts can bear: a record may hold any number."""
+    return min(max(value, 0.0), MOST)
 
 
 def name_of(metric: str) -> str:
@@ -383,8 +389,8 @@ def _step_parts(samples: Iterable[Sample]) -> dict[str, float]:
     samples = list(samples)
     split = [s.step_ms for s in samples if s.step_ms is not None]
     if split:
-        return {part: fmean(getattr(one, part) for one in split) for part in PARTS}
-    whole = [1e3 * s.accept / s.value for s in samples if s.accept]
+        return {part: fmean(sane(getattr(one, part)) for one in split) for part in PARTS}
+    whole = [sane(1e3 * sane(s.accept) / s.value) for s in samples if s.accept]
     return {"step": fmean(whole)} if whole else {}
 
 
@@ -393,18 +399,18 @@ def acceptance(evaluation: Evaluation) -> dict[tuple[str, str], list[float]]:
     out: dict[tuple[str, str], list[float]] = {}
     for s in sorted(evaluation.samples, key=lambda s: (s.block, s.slot)):
         if s.accept is not None and _primary(evaluation, s):
-            out.setdefault((s.cell, s.side), []).append(s.accept)
+            out.setdefault((s.cell, s.side), []).append(sane(s.accept))
     return out
 
 
 def path_shares(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]]]:
     """Return cell, side and each path's share of the primary metric's steps, per cent."""
-    steps: dict[tuple[str, str], dict[str, int]] = {}
+    steps: dict[tuple[str, str], dict[str, float]] = {}
     for s in evaluation.samples:
         if _primary(evaluation, s):
             mine = steps.setdefault((s.cell, s.side), {})
             for path, count in s.paths.items():
-                mine[path] = mine.get(path, 0) + count
+                mine[path] = mine.get(path, 0.0) + sane(count)
     shares = []
     for (cell, side), paths in sorted(steps.items()):
         total = sum(paths.values())
