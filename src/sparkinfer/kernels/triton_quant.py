@@ -6,8 +6,8 @@ has fewer groups than a warp has lanes, over several runs of outputs), B over ou
 spreads over lanes, so an output's sum ends in shuffles inside a warp, and the activation's words serve all B outputs.
 
 Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
-multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows, and a row is computed
-by the same instructions whatever the number of rows (the loop over rows is a loop at run time). Kernels are launched with
+multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. A row is computed by
+the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched with
 `enable_fp_fusion=False`, so the compiler fuses nothing else.
 """
 
@@ -306,7 +306,7 @@ def weight_parts(
     for c in tl.static_range(CHUNKS):
         g = first + c * G
         live = g < groups
-        parts = parts + (
+        parts = parts + (  # noqa: RUF005 Triton knows no unpacking
             weight_part(w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN),
         )
     return parts
@@ -319,11 +319,11 @@ def input_parts(
     EVEN: tl.constexpr,
 ):  # fmt: skip
     """One row of the input, cut as `weight_parts` cuts the weight."""
-    n, first = tile_rows(F, G, B)
+    _, first = tile_rows(F, G, B)
     parts = ()
     for c in tl.static_range(CHUNKS):
         g = first + c * G
-        parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)
+        parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)  # noqa: RUF005 Triton
     return parts
 
 
@@ -381,7 +381,7 @@ def quantise_when_last(
     counter, needed, hidden, hidden_stride, codes, floats, stride, groups, block, first, rows,
     MOST: tl.constexpr,
 ):  # fmt: skip
-    """The last of the `needed` programs that wrote a block of 32 columns quantises it, for up to MOST rows from `first`.
+    """The last of the `needed` programs that wrote a block of 32 columns quantises it: up to MOST rows from `first`.
 
     Which program is last changes nothing: the values are the same. The counter is left at 0 for the next run.
     """

@@ -4,10 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
-from sparkinfer.backend.base import Activation
 from sparkinfer.kernels.experts import ExpertBuffers
+from sparkinfer.kernels.experts.triton_wide import record_wide_hidden, record_wide_out
 from sparkinfer.kernels.gated_linear.triton_impl import (
     BLOCK,
     ROWS,
@@ -90,7 +90,7 @@ def hidden_kernel(
             up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
         )
         target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
-        for r in range(0, bound(count)):
+        for r in range(bound(count)):
             ahead = tl.load(row_of + tl.minimum(r + 1, count - 1)).to(tl.int32) * x_stride
             coming = input_parts(
                 x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
@@ -147,7 +147,7 @@ def out_kernel(
         row = expert * expert_rows + first
         weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
         target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
-        for r in range(0, bound(count)):
+        for r in range(bound(count)):
             ahead = tl.minimum(r + 1, count - 1) * x_stride
             coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
             tl.store(target, parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS))
@@ -195,6 +195,9 @@ def record_hidden(
 ) -> None:
     """Pinned as `linear`: a row's result does not depend on the other rows of its expert."""
     assert gate.outputs % BLOCK == 0 and gate.quantised == up.quantised, gate
+    if recorder.wide and gate.quantised:
+        record_wide_hidden(recorder, x, gate, up, routing, buffers)
+        return
     pairs, active, blocks = _active(recorder, routing)
     sms = recorder.owner.sms
     first, second = paired_tiles(gate, up, _expected(routing, gate.outputs), sms)
@@ -222,6 +225,9 @@ def record_out(
     recorder: CudaRecorder, down: TritonWeight, routing: Routing, buffers: ExpertBuffers
 ) -> None:
     """Pinned as `linear`."""
+    if recorder.wide and down.quantised:
+        record_wide_out(recorder, down, routing, buffers)
+        return
     pairs, active, blocks = _active(recorder, routing)
     outputs = _expected(routing, down.padded_outputs)
     tile = choose_tile(down.form, down.groups, outputs, recorder.owner.sms)

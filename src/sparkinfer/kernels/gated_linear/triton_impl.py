@@ -1,4 +1,4 @@
-"""GPU form of `gated_linear`: a program computes the same few outputs of gate and up; the last one of each 32 quantises."""
+"""GPU form of `gated_linear`: a program computes a few outputs of gate and up; the last one of each 32 quantises."""
 
 from dataclasses import replace
 
@@ -17,6 +17,8 @@ from sparkinfer.kernels.linear.triton_impl import (
     stride_of,
 )
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.linear.triton_wide import record_wide_gated
+from sparkinfer.kernels.quantise.triton_impl import record as record_quantise
 from sparkinfer.kernels.triton_quant import (
     bound,
     input_parts,
@@ -55,7 +57,7 @@ def gated_kernel(
         up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
     )
     target = out + start * out_stride + first + tl.arange(0, N)
-    for r in range(0, bound(count)):
+    for r in range(bound(count)):
         ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
         coming = input_parts(
             x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
@@ -112,6 +114,11 @@ def record(
     assert gate.outputs % BLOCK == 0, gate.outputs
     assert gate.quantised == up.quantised, "gate and up read the same form of the activation"
     rows = recorder.rows
+    if recorder.wide and gate.quantised:
+        record_wide_gated(recorder, x.f32.array, gate, up, out.f32.array)
+        if out.q8 is not None:
+            record_quantise(recorder, out)
+        return
     first, second = paired_tiles(gate, up, gate.outputs, recorder.owner.sms)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)

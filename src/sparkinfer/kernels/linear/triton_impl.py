@@ -1,4 +1,4 @@
-"""GPU form of `linear`: a program has the whole width of a few outputs in registers and goes through the rows with them."""
+"""GPU form of `linear`: a program has the whole width of a few outputs in registers and takes row after row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaBackend, CudaRecorder, q8_views
 from sparkinfer.kernels.linear.triton_pack import TritonWeight, pack_blocks
+from sparkinfer.kernels.linear.triton_wide import record_wide
 from sparkinfer.kernels.triton_quant import Form, bound, input_parts, parts_dot, weight_parts
 
 MOST = 4  # weights of one launch
@@ -20,7 +21,7 @@ _LANES = 32
 
 @dataclass(frozen=True)
 class Tile:
-    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times, by `warps` warps."""
+    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times, `warps` warps."""
 
     lanes: int
     groups: int
@@ -110,7 +111,7 @@ def linear_kernel(
         tl.store(target, result)
     else:
         count = tl.minimum(block, rows - start)
-        for r in range(0, bound(count)):
+        for r in range(bound(count)):
             # the next row is on its way while this one is computed
             ahead = tl.minimum(r + 1, count - 1) * x_stride
             coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
@@ -156,9 +157,14 @@ def record(
 ) -> None:
     """Weights of one form and width share a launch (up to 4), since they read the same rows.
 
-    Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
+    More rows than a window: tensor cores, except for float weights. Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
     """
     pending = list(zip(weights, out, strict=True))
+    if recorder.wide:
+        coded = [pair for pair in pending if pair[0].quantised]
+        if coded:
+            record_wide(recorder, x.f32.array, coded, add)
+        pending = [pair for pair in pending if not pair[0].quantised]
     while pending:
         first = pending[0][0]
         group = [

@@ -3,10 +3,10 @@
 A packed weight is one int32 vector of planes, each with one row per output (all experts' outputs one after the other,
 each expert's padded with zero rows to a multiple of 8). G groups of 32 columns a row:
 
-  main   4 bits and more: [G][4] words; byte b of word i holds code 4i + b in its low, code 16 + 4i + b in its high nibble
+  main   below 8 bits: [G][4] words; byte b of word i holds code 4i + b in its low, 16 + 4i + b in its high nibble
          8 bits: [2][G][4] words; byte b of word (h, g, i) is code 16h + 4i + b of group g, signed
   extra  5 bits: [G] words; bit i of byte b is bit 4 of code 4i + b, bit 4 + i that of code 16 + 4i + b
-         6 bits: [2][G] words; bits 2i, 2i + 1 of byte b of word (h, g) are bits 4, 5 of code 16h + 4i + b, bit 5 flipped
+         6 bits: [2][G] words; bits 2i, 2i + 1 of byte b of word (h, g): bits 4, 5 of code 16h + 4i + b, bit 5 flipped
   scales [G] halves or words, see `triton_quant`
   super  [G / 8] words: halves d and dmin (0 where there is none)
 

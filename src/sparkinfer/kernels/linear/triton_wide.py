@@ -1,0 +1,229 @@
+"""Products for many rows (prefill) on tensor cores: weights are unpacked to float16 in registers, tile by tile.
+
+The float32 input is first written as float16 in the order in which a weight's words give its codes: for every row, first
+columns 0-15 of all groups, then columns 16-31. Each row is divided by its largest magnitude, and weights are multiplied
+by 64, so that float16 neither overflows nor loses small values; the result is multiplied back in float32. The rounding
+to float16 (2^-11 of a value) is finer than that of the int8 blocks which few rows are multiplied as.
+
+Deterministic: no atomics, one chain over the width per output. Bits may differ from those for few rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_part
+
+GROUPS = 4  # of 32 columns in a step
+OUTPUTS = 128  # of a tile
+ROWS = 128  # of a tile
+_WEIGHT_SCALE = tl.constexpr(64.0)
+
+
+@triton.jit
+def halve_kernel(x, x_stride, target, target_stride, scales, width, padded, BLOCK: tl.constexpr):
+    """One row as float16 in two runs of `padded` / 2 columns, over its largest magnitude; columns past width are 0."""
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    value = tl.load(x + row * x_stride + k, mask=k < width, other=0.0)
+    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # a NaN is the largest
+    top = tl.max(bits, 0).to(tl.float32, bitcast=True)
+    tl.store(scales + row, top)
+    inverse = tl.where(top > 1e-36, 1.0 / top, 0.0)
+    place = (k // 32) * 16 + k % 16 + ((k // 16) % 2) * (padded // 2)
+    tl.store(
+        target + row.to(tl.int64) * target_stride + place,
+        (value * inverse).to(tl.float16),
+        mask=k < padded,
+    )
+
+
+@triton.jit
+def _to_half(words, s, m, MINIMUM: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
+    """Signed bytes of words [G, B, 4] times s plus m [G, B], as float16 [B, 16 G]."""
+    s3, m3 = s[:, :, None], m[:, :, None]
+    b0 = signed_byte(words, 0).to(tl.float32) * s3
+    b1 = signed_byte(words, 8).to(tl.float32) * s3
+    b2 = signed_byte(words, 16).to(tl.float32) * s3
+    b3 = (words >> 24).to(tl.float32) * s3
+    if MINIMUM:
+        b0, b1, b2, b3 = b0 + m3, b1 + m3, b2 + m3, b3 + m3
+    even = tl.join(b0.to(tl.float16), b2.to(tl.float16))
+    odd = tl.join(b1.to(tl.float16), b3.to(tl.float16))
+    whole = tl.permute(tl.join(even, odd), (1, 0, 2, 3, 4))
+    return tl.reshape(whole, [B, G * 16])
+
+
+@triton.jit
+def weight_halves(
+    w, total, row, outputs, k, groups, unit,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    G: tl.constexpr, B: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """B outputs from `row`, G groups from `k`: columns 0-15 and 16-31 of the groups, float16 [B, 16 G], times 64.
+
+    Not EVEN: groups from `groups` on and outputs from `outputs` on are read as zeros.
+    """
+    g = k + tl.arange(0, G)[:, None]
+    n = tl.arange(0, B)[None, :]
+    live = (g < groups) & (n < outputs)
+    lo, hi, s, m, word = weight_part(
+        w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN
+    )
+    s *= _WEIGHT_SCALE
+    m *= _WEIGHT_SCALE
+    if MODE <= 2:
+        MINIMUM: tl.constexpr = MODE > 0 or ZERO > 0
+        return _to_half(lo, s, m, MINIMUM, G, B), _to_half(hi, s, m, MINIMUM, G, B)
+    else:
+        s_lo = s * signed_byte(word, 0).to(tl.float32)
+        s_hi = s * signed_byte(word, 8).to(tl.float32)
+        m_lo = m * signed_byte(word, 16).to(tl.float32)
+        m_hi = m * (word >> 24).to(tl.float32)
+        return _to_half(lo, s_lo, m_lo, MODE == 4, G, B), _to_half(hi, s_hi, m_hi, MODE == 4, G, B)
+
+
+@triton.jit
+def input_halves(x, rows, x_stride, k, padded, G: tl.constexpr):
+    """The same columns of some rows: float16 [16 G, rows], twice."""
+    column = k * 16 + tl.arange(0, 16 * G)[:, None]
+    at = x + rows.to(tl.int64)[None, :] * x_stride + column
+    return tl.load(at), tl.load(at + padded // 2)
+
+
+@triton.jit
+def wide_kernel(
+    x, x_stride, scales, rows, padded, w, total, groups, unit, out, out_stride,
+    ADD: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    G: tl.constexpr, B: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] (+)= weight[n] . x[r] for a tile of B outputs and M rows."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    first = tl.program_id(1) * B
+    row = first.to(tl.int64)
+    acc = tl.zeros([B, M], tl.float32)
+    for k in range(0, bound(groups), G):
+        xlo, xhi = input_halves(x, m, x_stride, k, padded, G)
+        lo, hi = weight_halves(
+            w, total, row, total - first, k, groups, unit, BITS, MODE, ZERO, G, B, EVEN
+        )
+        acc = tl.dot(lo, xlo, acc)
+        acc = tl.dot(hi, xhi, acc)
+    live = m < rows
+    scale = tl.load(scales + m, mask=live, other=0.0) * (1.0 / _WEIGHT_SCALE)
+    n = first + tl.arange(0, B)
+    at = out + m.to(tl.int64)[None, :] * out_stride + n[:, None]
+    there = live[None, :] & (n < total)[:, None]
+    result = acc * scale[None, :]
+    if ADD:
+        result += tl.load(at, mask=there, other=0.0)
+    tl.store(at, result, mask=there)
+
+
+@triton.jit
+def wide_gated_kernel(
+    x, x_stride, scales, rows, padded, gate, up, total, groups, unit, out, out_stride,
+    GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
+    UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
+    G: tl.constexpr, B: tl.constexpr, M: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] = silu(gate[n] . x[r]) * (up[n] . x[r])."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    first = tl.program_id(1) * B
+    row = first.to(tl.int64)
+    a = tl.zeros([B, M], tl.float32)
+    b = tl.zeros([B, M], tl.float32)
+    for k in range(0, bound(groups), G):
+        xlo, xhi = input_halves(x, m, x_stride, k, padded, G)
+        lo, hi = weight_halves(
+            gate, total, row, total - first, k, groups, unit, GBITS, GMODE, GZERO, G, B, EVEN
+        )
+        a = tl.dot(lo, xlo, a)
+        a = tl.dot(hi, xhi, a)
+        lo, hi = weight_halves(
+            up, total, row, total - first, k, groups, unit, UBITS, UMODE, UZERO, G, B, EVEN
+        )
+        b = tl.dot(lo, xlo, b)
+        b = tl.dot(hi, xhi, b)
+    live = m < rows
+    scale = (tl.load(scales + m, mask=live, other=0.0) * (1.0 / _WEIGHT_SCALE))[None, :]
+    a *= scale
+    n = first + tl.arange(0, B)
+    at = out + m.to(tl.int64)[None, :] * out_stride + n[:, None]
+    tl.store(at, a * sigmoid(a) * (b * scale), mask=live[None, :] & (n < total)[:, None])
+
+
+def halved_input(
+    recorder: CudaRecorder, x: torch.Tensor, width: int, rows: int, tile_rows: int, name: str
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Record the float16 form of `rows` rows; returns it (rows padded to whole tiles), the rows' scales, its width."""
+    padded = -(-width // (32 * GROUPS)) * 32 * GROUPS
+    tall = -(-rows // tile_rows) * tile_rows
+    halves = recorder.scratch(f"float16 {name}", tall * padded, torch.float16)
+    scales = recorder.scratch(f"row scales {name}", tall, torch.float32)
+    recorder.launch(
+        halve_kernel, (rows,), x, x.stride(0), halves, padded, scales, width, padded,
+        BLOCK=triton.next_power_of_2(padded), num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return halves, scales, padded
+
+
+def tile_of(outputs: int, rows: int, sms: int) -> tuple[int, int]:
+    """Outputs and rows of a tile: large ones unless there would be too few."""
+    tall = ROWS if rows > 64 else 64
+    wide = OUTPUTS
+    while wide > 32 and -(-outputs // wide) * -(-rows // tall) < sms:
+        wide //= 2
+    return wide, tall
+
+
+def constants(weight: TritonWeight, prefix: str = "") -> dict[str, int]:
+    form = weight.form
+    return {f"{prefix}BITS": form.bits, f"{prefix}MODE": form.mode, f"{prefix}ZERO": form.zero}
+
+
+def record_wide(
+    recorder: CudaRecorder,
+    x: torch.Tensor,
+    pairs: Sequence[tuple[TritonWeight, Buffer]],
+    add: bool,
+) -> None:
+    """All products of quantised weights with one float32 input [rows, inputs]."""
+    rows, inputs = recorder.rows, pairs[0][0].inputs
+    halves, scales, padded = halved_input(recorder, x, inputs, rows, ROWS, "rows")
+    for weight, out in pairs:
+        outputs, tall = tile_of(weight.padded_outputs, rows, recorder.owner.sms)
+        assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
+        args: tuple[Any, ...] = (
+            halves, padded, scales, rows, padded, weight.words, weight.total, weight.groups, 1,
+            out.array, out.array.stride(0),
+        )  # fmt: skip
+        recorder.launch(
+            wide_kernel, (-(-rows // tall), -(-weight.padded_outputs // outputs)), *args,
+            ADD=add, **constants(weight), G=GROUPS, B=outputs, M=tall,
+            EVEN=weight.groups % GROUPS == 0 and weight.total % outputs == 0,
+            num_warps=8 if outputs * tall >= 128 * 128 else 4, num_stages=3,
+        )  # fmt: skip
+
+
+def record_wide_gated(
+    recorder: CudaRecorder, x: torch.Tensor, gate: TritonWeight, up: TritonWeight, out: torch.Tensor
+) -> None:
+    """The gated product as float32 rows; whoever reads it as int8 blocks has them written from there."""
+    rows = recorder.rows
+    halves, scales, padded = halved_input(recorder, x, gate.inputs, rows, ROWS, "rows")
+    outputs, tall = tile_of(gate.padded_outputs, rows, recorder.owner.sms)
+    outputs = min(outputs, 64)
+    recorder.launch(
+        wide_gated_kernel, (-(-rows // tall), -(-gate.padded_outputs // outputs)),
+        halves, padded, scales, rows, padded, gate.words, up.words, gate.total, gate.groups, 1, out, out.stride(0),
+        **constants(gate, "G"), **constants(up, "U"), G=GROUPS, B=outputs, M=tall,
+        EVEN=gate.groups % GROUPS == 0 and gate.total % outputs == 0,
+        num_warps=8 if outputs * tall >= 64 * 128 else 4, num_stages=3,
+    )  # fmt: skip

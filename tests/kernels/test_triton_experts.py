@@ -1,0 +1,162 @@
+"""route and the routed experts on the GPU's kernels. Tolerance: 1e-6 (weights), 1e-5 of a row and a code (experts)."""
+
+import numpy as np
+import pytest
+from gpu_machine import activation, backend, blank, blank_activation, filled, host, run
+from kernel_machine import assert_close, random_blocks, random_rows, same_bits
+
+from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
+from sparkinfer.kernels.experts.reference import experts as experts_reference
+from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
+from sparkinfer.kernels.linear import pack_weight
+from sparkinfer.kernels.linear.reference import linear as linear_reference
+from sparkinfer.kernels.linear.reference import quantised_rows
+from sparkinfer.kernels.route import Routing, route, routing_words
+from sparkinfer.kernels.route.reference import route as route_reference
+from sparkinfer.quant.formats import dequantize
+
+
+def routing_of(rows, experts, used):
+    table = filled(np.full((1, routing_words(rows, used, experts)), -7, np.int64))
+    return Routing(table, blank(rows, used), experts, used)
+
+
+def routed(logits, used, experts):
+    routing, recorder = routing_of(len(logits), experts, used), backend().recorder(len(logits))
+    route(recorder, filled(logits), routing)
+    run(recorder)
+    return routing
+
+
+def check_route(logits, used, experts):
+    rows = len(logits)
+    routing = routed(logits, used, experts)
+    ids, weights = route_reference(logits[:, :experts], used)
+    words, pairs = host(routing.table)[0], rows * used
+    slots = words[1 : 1 + pairs].reshape(rows, used)
+    active = words[1 + pairs :][: 3 * words[0]].reshape(-1, 3)
+    of_slot = words[1 + pairs + 3 * min(experts, pairs) :][:pairs]
+    assert_close(host(routing.weights), weights, 1.0, 1e-6)
+    assert sorted(slots.reshape(-1)) == list(range(pairs))
+    assert active[:, 0].tolist() == sorted(set(ids.reshape(-1).tolist()))
+    np.testing.assert_array_equal(np.repeat(active[:, 0], active[:, 1])[slots], ids)
+    np.testing.assert_array_equal(of_slot[slots], np.arange(rows)[:, None].repeat(used, 1))
+    np.testing.assert_array_equal(active[:, 2], np.r_[0, np.cumsum(active[:, 1])[:-1]])
+    alone = routed(logits[-1:], used, experts)
+    same_bits(host(alone.weights)[0], host(routing.weights)[-1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "used"),
+    [(1, 256, 8), (2, 8, 3), (6, 60, 8), (3, 1, 1), (16, 4, 4), (17, 8, 3), (20, 20, 4)],
+)
+def test_route(rows, experts, used):
+    logits = random_rows(rows, experts + 1, seed=experts)
+    logits[0] = np.arange(experts + 1)
+    check_route(logits, used, experts)
+
+
+@pytest.mark.parametrize("values", [(0.0,), (1.0, 2.0), (-np.inf, 0.0), (-0.0, 0.0), (-1.0, -2.0)])
+def test_ties_go_to_the_lower_id(values):
+    rng = np.random.default_rng(len(values))
+    check_route(rng.choice(np.array(values, np.float32), (5, 17)), 2, 16)
+
+
+class Block:
+    """Experts of one format and what a mixture needs beside them."""
+
+    def __init__(self, gate, down, experts, used, n, width):
+        self.experts, self.used, self.n, self.width = experts, used, n, width
+        self.gate, self.gate_values = self.weight(gate, width, n, 1)
+        self.up, self.up_values = self.weight(gate, width, n, 2)
+        self.down, self.down_values = self.weight(down, n, width, 3)
+
+    def weight(self, kind, outputs, inputs, seed):
+        blocks = random_blocks(kind, self.experts * outputs * inputs, seed)
+        packed = pack_weight(backend(), kind, blocks, outputs, inputs, self.experts)
+        values = np.asarray(dequantize(kind, blocks), np.float32)
+        return packed, values.reshape(self.experts, outputs, inputs)
+
+    def run(self, x, logits, shared, base):
+        rows = len(x)
+        routing, slots = routing_of(rows, self.experts, self.used), rows * self.used
+        hidden = blank_activation(slots, self.width, quantised=self.down.quantised)
+        buffers = ExpertBuffers(hidden, blank(slots, self.down.padded_outputs))
+        act = activation(x, quantised=self.gate.quantised)
+        gates, common, out = filled(logits), filled(shared), filled(base)
+        recorder = backend().recorder(rows)
+        route(recorder, gates, routing)
+        experts_hidden(recorder, act, self.gate, self.up, routing, buffers)
+        experts_out(recorder, self.down, routing, buffers)
+        experts_combine(recorder, routing, buffers, common, gates, self.experts, out)
+        run(recorder)
+        return host(out)
+
+    def reference(self, x, logits, shared, base):
+        """The specification, and how much one code of an int8 hidden row can change."""
+        ids, weights = route_reference(logits[:, : self.experts], self.used)
+        seen = quantised_rows(x) if self.gate.quantised else x
+        out = shared / (1 + np.exp(-logits[:, -1:].astype(np.float64)))
+        slack = np.zeros_like(out)
+        for r in range(len(x)):
+            for e, weight in zip(ids[r], weights[r], strict=True):
+                h = gated_reference(seen[r : r + 1], self.gate_values[e], self.up_values[e])
+                if self.down.quantised:
+                    code = np.abs(h).max() / 127
+                    slack[r] += weight * code * np.abs(self.down_values[e]).max(axis=1)
+                    h = quantised_rows(h)
+                out[r] += weight * linear_reference(h, self.down_values[e])[0]
+        return (base + out).astype(np.float32), slack
+
+
+def inputs(rows, n, experts):
+    x, logits = random_rows(rows, n, scale=0.1), random_rows(rows, experts + 1, seed=1)
+    return x, logits, random_rows(rows, n, seed=2), random_rows(rows, n, seed=3)
+
+
+def agree(block, part, tolerance=1e-5):
+    got = block.run(*part)
+    wanted, slack = block.reference(*part)
+    terms = np.abs(wanted).max(axis=1, keepdims=True)
+    assert (np.abs(got - wanted) <= tolerance * terms + slack).all()
+    return got
+
+
+@pytest.mark.parametrize(
+    ("gate", "down", "n", "width"),
+    [
+        ("Q8_0", "Q8_0", 64, 32),
+        ("Q4_K", "Q6_K", 256, 256),
+        ("F32", "F32", 64, 32),
+        ("Q4_K", "F16", 256, 64),
+    ],
+)
+def test_experts(gate, down, n, width):
+    block = Block(gate, down, 5, 2, n, width)
+    everything = inputs(4, n, 5)
+    got = agree(block, everything)
+    alone = [block.run(*(part[r : r + 1] for part in everything)) for r in range(4)]
+    same_bits(got, np.concatenate(alone), "rows against single ones")
+
+
+def test_all_rows_may_choose_the_same_expert():
+    block = Block("Q8_0", "Q8_0", 4, 1, 64, 32)
+    x, logits, shared, base = inputs(16, 64, 4)
+    logits[:, 2] = 1000
+    got = agree(block, (x, logits, shared, base))
+    one = block.run(x[5:6], logits[5:6], shared[5:6], base[5:6])
+    same_bits(got[5:6], one)
+
+
+@pytest.mark.parametrize(("gate", "down"), [("Q8_0", "Q4_0"), ("F32", "F32")])
+def test_more_rows_than_a_window(gate, down):
+    """Float16 products where weights are quantised: 1e-3 of the size of what is added."""
+    block, (x, logits, shared, base) = Block(gate, down, 4, 2, 64, 32), inputs(37, 64, 4)
+    got = block.run(x, logits, shared, base)
+    ids, weights = route_reference(logits[:, :4], 2)
+    gate = 1 / (1 + np.exp(-logits[:, -1:].astype(np.float64)))
+    parts = (block.gate_values, block.up_values, block.down_values)
+    wanted = (
+        base + gate * shared + experts_reference(x, ids, weights, *parts, 0 * shared, logits[:, -1])
+    )
+    assert np.linalg.norm(got - wanted) < 1e-3 * np.linalg.norm(wanted - base)
