@@ -45,7 +45,6 @@ from sparkinfer.evaluation.stats import SignFlip, bca_interval, power, student_i
 from sparkinfer.evaluation.verdict import judge
 
 RESULTS = Path(__file__).parent / "results"
-READINGS = 5  # figures of a slot in the scope that is simulated
 EFFECTS = (0.97, 0.99, 1.01, 1.03)
 MIRROR = {"BETTER": "WORSE", "WORSE": "BETTER"}
 Line = dict[str, Any]
@@ -103,7 +102,7 @@ def looks(machines: dict[str, Machine], count: int) -> Iterator[Line]:
     for declared in ((8,), (8, 12), (8, 12, 16)):
         levels = plan_looks(declared, 0.05)
         for name, machine in machines.items():
-            ratios = contrasts(machine, count, declared[-1], READINGS, seed=len(declared))
+            ratios = contrasts(machine, count, declared[-1], seed=len(declared))
             yield {
                 "part": "looks",
                 "machine": name,
@@ -118,7 +117,7 @@ def found(machines: dict[str, Machine], evaluations: int) -> Iterator[Line]:
     """One look after 12 blocks, so that the prediction is for exactly what was done."""
     single = replace(SCOPE, looks=(12,))
     for name, machine in machines.items():
-        spread = float(np.sqrt((contrasts(machine, 2000, 12, 3, seed=9) ** 2).mean()))
+        spread = float(np.sqrt((contrasts(machine, 2000, 12, seed=9) ** 2).mean()))
         for effect in EFFECTS:
             wanted = "BETTER" if effect > 1 else "WORSE"
             verdicts = [
@@ -141,7 +140,7 @@ def found(machines: dict[str, Machine], evaluations: int) -> Iterator[Line]:
 def coverage(machines: dict[str, Machine], count: int) -> Iterator[Line]:
     for name, machine in machines.items():
         for blocks in (6, 8, 12, 16):
-            ratios = contrasts(machine, count, blocks, READINGS, seed=blocks)
+            ratios = contrasts(machine, count, blocks, seed=blocks)
             holds = {"sign flip": 0, "t": 0, "bca": 0}
             for row in ratios:
                 intervals = {

@@ -161,12 +161,16 @@ def swapped(record: Evaluation) -> Evaluation:
     return replace(record, samples=tuple(samples))
 
 
-def contrasts(machine: Machine, count: int, blocks: int, readings: int, seed: int) -> Floats:
+READINGS = 5  # figures of a slot of `SCOPE`: three of the primary metric, then two guards
+
+
+def contrasts(machine: Machine, count: int, blocks: int, seed: int) -> Floats:
     """Log ratios of blocks without any change, (count, blocks): what `simulate` would give, without the records."""
+    cells = len(SCOPE.cells)
     random = np.random.default_rng([20240302, seed])
     found = np.empty((count, blocks))
     for number in range(count):
-        slots = machine(random, 4 * blocks, readings).mean(axis=1).reshape(blocks, 4)
+        slots = machine(random, 4 * blocks, READINGS)[:, :cells].mean(axis=1).reshape(blocks, 4)
         coins = random.choice((-1.0, 1.0), blocks)
         found[number] = coins * (slots[:, 0] - slots[:, 1] - slots[:, 2] + slots[:, 3]) / 2
     return found

@@ -27,7 +27,7 @@ REPLAY = recorded(50 * np.exp(0.2 * np.random.default_rng(1).standard_t(3, 400))
 @pytest.mark.parametrize("name", list(MACHINES))
 def test_false_alarms_at_looks(name: str) -> None:
     """At most 5 %, and a bit for 500 repetitions: three standard errors."""
-    ratios = contrasts(MACHINES[name], 500, 12, 5, seed=1)
+    ratios = contrasts(MACHINES[name], 500, 12, seed=1)
     rate = found_at_looks(ratios, plan_looks((8, 12), 0.05)).mean()
     assert rate <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 500)
 
@@ -45,7 +45,7 @@ def test_false_alarms_of_whole_evaluations() -> None:
 @pytest.mark.parametrize("name", ["calm", "bimodal"])
 def test_changes_are_found_as_often_as_predicted(name: str, effect: float) -> None:
     machine, single = MACHINES[name], replace(SCOPE, looks=(12,), guards=())
-    spread = math.sqrt((contrasts(machine, 300, 12, 3, seed=2) ** 2).mean())
+    spread = math.sqrt((contrasts(machine, 300, 12, seed=2) ** 2).mean())
     predicted = power(math.log(effect), spread, 12, 0.05)
     wanted = "BETTER" if effect > 1 else "WORSE"
     verdicts = [

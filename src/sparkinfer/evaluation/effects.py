@@ -119,25 +119,29 @@ def with_holm(effects: Sequence[Effect], series: Sequence[Series]) -> list[Effec
     ]
 
 
-def guard_effects(series: Sequence[Series], bar: float, alpha: float, seed: int) -> list[Effect]:
+def guard_effects(
+    series: Sequence[Series], bar: float, alpha: float, family_alpha: float, seed: int
+) -> list[Effect]:
     """Guards against `bar` (0.98: may not be under 98 % of base). `p`: one-sided, of being at the bar or above it.
 
-    The interval is the wider of the t test's and the sign-flip test's. A guard failed if all of it is under the bar
-    and the t test says so after correction for the number of guards; it is clear if none of it is under the bar;
-    else it is open.
+    The interval at `alpha` is the wider of the t test's and the sign-flip test's. A guard failed if all of it is under
+    the bar and the t test says so at `family_alpha` after correction for the number of guards; it is clear if none of
+    it is under the bar; else it is open.
     """
     edge = math.log(bar)
     below = [student_p(s.ratios, edge)[1] for s in series]
     corrected = holm(below)
     return [
-        _guard_effect(s, edge, alpha, seed, p, p_holm)
+        _guard_effect(s, edge, (alpha, family_alpha), seed, p, p_holm)
         for s, p, p_holm in zip(series, below, corrected, strict=True)
     ]
 
 
 def _guard_effect(
-    series: Series, edge: float, alpha: float, seed: int, p: float, p_holm: float
+    series: Series, edge: float, alphas: tuple[float, float], seed: int, p: float, p_holm: float
 ) -> Effect:
+    alpha, family_alpha = alphas
+    failed = p_holm <= family_alpha
     effect = effect_of(series, alpha, seed)
     interval = cautious_interval(series.ratios, alpha, seed)
     if len(series.ratios) > 1 and effect.low is not None:
@@ -145,7 +149,7 @@ def _guard_effect(
     p_holm = max(p, p_holm)
     low, high = interval or (None, None)
     state: GuardState = "open"
-    if high is not None and high < edge and p_holm <= alpha / 2:
+    if high is not None and high < edge and failed:
         state = "failed"
     elif low is not None and low >= edge:
         state = "clear"

@@ -190,22 +190,23 @@ def _guards(
     """The guards that were measured, and the floor under speculation."""
     scope, seed = evaluation.scope, evaluation.plan.seed
     series = [s for s in found.values() if s.guard]
-    effects = guard_effects(series, scope.bars.guard, look.alpha, seed)
+    family = look.guard_alpha / 2  # half for the guards, half for the floor
+    effects = guard_effects(series, scope.bars.guard, look.alpha, family, seed)
     names = {metric.name for metric in scope.metrics}
     if PLAIN in names and scope.primary != PLAIN:
         ratio = side_ratio(found, scope.primary, PLAIN, scope.cells)
         if ratio is not None:
-            effects.append(_floor(ratio, scope.bars.floor, look.alpha, seed))
+            effects.append(_floor(ratio, scope.bars.floor, (look.alpha, family), seed))
     return effects
 
 
-def _floor(ratio: Series, bar: float, alpha: float, seed: int) -> Effect:
+def _floor(ratio: Series, bar: float, alphas: tuple[float, float], seed: int) -> Effect:
     """Speculative over plain speed of the candidate; no state where the base fails as well: then it is no change."""
     edge = math.log(bar)
     # Against a side that is 1 everywhere the "ratio" is the candidate's own.
     own = replace(ratio, base=0 * ratio.base)
-    effect = guard_effects([own], bar, alpha, seed)[0]
-    base = cautious_interval(ratio.base, alpha, seed)
+    effect = guard_effects([own], bar, *alphas, seed)[0]
+    base = cautious_interval(ratio.base, alphas[0], seed)
     state = effect.state
     if base is not None and base[1] < edge:
         state = None
