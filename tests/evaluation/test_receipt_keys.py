@@ -27,6 +27,21 @@ def test_a_key_is_made_on_first_use_and_then_kept(home: Path) -> None:
     assert not again.made_now and again.fingerprint == first.fingerprint
 
 
+def test_processes_that_begin_together_get_one_key(home: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(6) as pool:  # each call opens and locks the folder for itself
+        made = list(pool.map(lambda _: keys.load_or_create(), range(12)))
+    assert len({key.fingerprint for key in made}) == 1
+    assert sum(key.made_now for key in made) == 1 and list(home.parent.iterdir()) == [home]
+
+
+def test_where_no_key_can_be_made_it_is_said(home: Path) -> None:
+    home.parent.parent.joinpath("config").write_text("a file where the folder should be")
+    with pytest.raises(OptionError, match="--no-receipt"):
+        keys.load_or_create()
+
+
 def test_the_private_key_is_in_no_text(home: Path) -> None:
     key = keys.load_or_create()
     body = b"".join(home.read_bytes().splitlines()[1:-1]).decode()

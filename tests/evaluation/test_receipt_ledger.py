@@ -189,6 +189,12 @@ def test_a_damaged_ledger_is_not_written_to(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_ledger_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ledger.LedgerError, match="cannot be written"):
+        begin(tmp_path / "file" / "ledger.jsonl", record("e1"))
+
+
 def test_a_line_is_plain_json_and_names_the_line_before(path: Path) -> None:
     attempt(path, record("e1"))
     first, second = (json.loads(line) for line in lines_of(path))

@@ -1,10 +1,12 @@
 """The Ed25519 key that signs receipts: made on first use, kept in a file that only its owner reads."""
 
+import fcntl
 import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,7 +81,7 @@ def load_or_create(path: Path | None = None) -> SigningKey:
     """Return the key of `path`, which has to exist, or the user's own key, made where there is none.
 
     Raises: MissingFileError for a named file that is not there, OptionError for a file that is no
-    Ed25519 key or that others may read, DeviceError where a library is missing.
+    Ed25519 key or that others may read and where none can be made, DeviceError where a library is missing.
     """
     need_libraries()
     if path is not None:
@@ -113,20 +115,35 @@ def _wrap(
 
 def _create(place: Path) -> bool:
     """Write a new key to `place`, whole or not at all; False where another process was faster."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    # mkstemp makes the file with mode 0600, before a byte of the key is in it.
-    descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".eval-key-")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem(generate()))
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(name, place)
-    except FileExistsError:
-        return False
-    finally:
-        Path(name).unlink()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(place.parent):
+            if place.exists():
+                return False
+            # mkstemp makes the file with mode 0600, before a byte of the key is in it.
+            descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".eval-key-")
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(pem(generate()))
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(place)
+    except OSError as error:
+        raise OptionError(
+            f"a signing key cannot be made in {place.parent}: {error.strerror}; name one with --key, "
+            "or sign nothing with --no-receipt"
+        ) from None
     return True
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold a lock on the folder itself, so that no lock file is left behind."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _load(path: Path, *, made_now: bool = False) -> SigningKey:

@@ -27,7 +27,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class LedgerError(SparkError):
-    """A ledger is damaged: a line was changed, removed, moved or cut off."""
+    """A ledger cannot be written, or it is damaged: a line was changed, removed, moved or cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,11 @@ def _entry(line: bytes) -> Entry:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise LedgerError(f"ledger {path} cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
