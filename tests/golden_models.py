@@ -42,6 +42,7 @@ def target(
         threads=threads,
         activations=activations,  # type: ignore[arg-type]
         isa=isa,
+        device="cpu",
     )
     atexit.register(loaded.close)
     return loaded

@@ -177,10 +177,13 @@ class CudaRecorder:
         *args: Any,
         num_warps: int = 4,
         num_stages: int = 1,
+        overlap: bool = False,
         **constants: Any,
     ) -> None:
-        """Append `kernel[grid](*args, **constants)`."""
+        """Append `kernel[grid](*args, **constants)`; `overlap` as kernels/triton_overlap.py has it."""
         options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
+        if overlap and self.owner.overlaps:
+            options["launch_pdl"] = True
         self.steps.append(Launch(kernel, tuple(grid), args, options))
 
     def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -225,7 +228,7 @@ class CudaBackend:
 
         Raises UnsupportedError without a usable GPU.
         """
-        self.device = torch.device(device)
+        self.device = torch.device("cuda:0" if device == "cuda" else device)
         self.interpreted = self.device.type == "cpu"
         if self.interpreted != bool(triton.knobs.runtime.interpret):
             raise UnsupportedError(
@@ -235,12 +238,14 @@ class CudaBackend:
         self.graphs = graphs and not self.interpreted
         self.sms = 1  # under the interpreter few large programs are fastest
         self.side_stream: Any = None
+        self.overlaps = False  # kernels may start before the one before them has ended
         if not self.interpreted:
             if not torch.cuda.is_available():
                 raise UnsupportedError("no CUDA device is available to torch")
             torch.cuda.set_device(self.device)
             self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
             self.side_stream = torch.cuda.Stream()
+            self.overlaps = torch.cuda.get_device_capability(self.device) >= (9, 0)
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[int, torch.Tensor] = {}
         self._compiled: set[Any] = set()
