@@ -23,7 +23,7 @@ import numpy as np
 from sides.client import Client, IdleWatch, hogs, once
 from sides.load import ForeignLoad
 from sides.probe import ReadProbe, machine
-from sides.report import add_costs, summarise, table
+from sides.report import add_costs, spread, summarise, table
 
 OURS = "sparkinfer"
 PEER = "llama.cpp"
@@ -61,6 +61,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--answer-tokens", type=int, default=128, help="speculate: tokens decoded")
     parser.add_argument("--text", nargs="+", default=[START_TEXT], help="speculate: the prompts")
+    parser.add_argument(
+        "--prompt-file", type=Path, help="speculate: prompts of this JSONL file, by its domains"
+    )
     parser.add_argument("--start-rounds", type=int, default=3)
     parser.add_argument(
         "--cache-option", default="SPARKINFER_CACHE_DIR", help="kernel cache folder"
@@ -109,6 +112,9 @@ class Comparison:
         self.foreign = ForeignLoad([*own, *hog_ids])
         self.disturbed = {"repeated": 0, "kept": 0}
         self.answers = list(self._answers()) if "speculate" in args.measures else []
+        self.counts: dict[str, dict[str, int]] = {}  # of a file: domain -> prompt -> tokens
+        for number, (_, tokens, domain) in enumerate(self.answers if args.prompt_file else []):
+            self.counts.setdefault(domain, {})[str(number)] = len(tokens)
         self.steps: dict[str, list[float]] = {}  # tokens a step of ours
         self.agree: dict[str, list[float]] = {}
 
@@ -135,20 +141,30 @@ class Comparison:
                 fed = {"context": context, "tokens": self.tokens(n, 5)}
                 yield f"rows{n}_ms", "rows", {**fed, "repeats": args.row_repeats}
 
-        for number, (context, tokens) in enumerate(self.answers):
+        for number, (context, tokens, _) in enumerate(self.answers):
             for script in args.tokens_a_step or [None]:
                 name = f"speculate{number}_{'draft' if script is None else script}_tok_s"
                 fed = {"context": context, "tokens": tokens, "draft": args.draft}
                 yield name, "speculate", {**fed, "tokens_a_step": script}
-                if number == 0 and script == (args.tokens_a_step or [None])[-1]:
-                    yield "plain0_tok_s", "decode", {"context": context, "tokens": tokens}
+                last = script == (args.tokens_a_step or [None])[-1]
+                if (number == 0 or args.prompt_file) and last:
+                    plain = {"context": context[:-1], "tokens": context[-1:] + tokens[:-1]}
+                    yield f"plain{number}_tok_s", "decode", plain
 
-    def _answers(self) -> Iterator[tuple[list[int], list[int]]]:
-        """The prompts of `--text` in the model's chat form, and our plain greedy answers."""
-        ours = self.clients[OURS]
-        for text in self.args.text:
-            prompt = ours.ask("chat", text=text)["tokens"]
-            yield prompt, ours.ask("greedy", tokens=prompt, count=self.args.answer_tokens)["tokens"]
+    def _answers(self) -> Iterator[tuple[list[int], list[int], str]]:
+        """The prompts in the model's chat form, our plain greedy answers up to their ends, and the domains."""
+        ours, texts = self.clients[OURS], [(text, "") for text in self.args.text]
+        if self.args.prompt_file:
+            lines = self.args.prompt_file.read_text().splitlines()
+            texts = [(row["prompt"], row["domain"]) for row in map(json.loads, lines)]
+        for text, domain in texts:
+            asked = ours.ask("chat", text=text)
+            prompt, stop = asked["tokens"], set(asked["stop_ids"])
+            found = ours.ask("greedy", tokens=prompt, count=self.args.answer_tokens)["tokens"]
+            if self.args.prompt_file:
+                ends = [place for place, token in enumerate(found) if token in stop]
+                found = found[: ends[0] + 1] if ends else found
+            yield prompt, found, domain
 
     @staticmethod
     def _value(op: str, asked: dict[str, Any], reply: dict[str, Any]) -> float:
@@ -175,13 +191,16 @@ class Comparison:
         labels = list(self.clients)[:: -1 if reverse else 1]
         values: dict[str, dict[str, float]] = {label: {} for label in self.clients}
         for name, op, asked in self._steps():
-            replies = self._step(labels, op, asked)
+            # The peer's plain decoding of a prompt was timed beside our drafting already.
+            own = self.args.prompt_file is not None and name.startswith("plain")
+            replies = self._step([OURS] if own else labels, op, asked)
             for label, reply in replies.items():
                 values[label][name] = self._value(op, asked, reply)
             if op == "speculate":
                 self.steps.setdefault(name, []).append(replies[OURS]["tokens_a_step"])
-            same = np.equal(replies[OURS]["argmax"], replies[PEER]["argmax"])
-            self.agree.setdefault(name, []).append(float(same.mean()))
+            if PEER in replies:
+                same = np.equal(replies[OURS]["argmax"], replies[PEER]["argmax"])
+                self.agree.setdefault(name, []).append(float(same.mean()))
         for side in values.values():
             add_costs(side)
         return values
@@ -231,7 +250,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "benchmark": "peer_llama_cpp",
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "model": Path(args.model).name,
-            "arguments": {k: v for k, v in vars(args).items() if k not in ("out", "peer_python")},
+            "arguments": {
+                k: str(v) if isinstance(v, Path) else v
+                for k, v in vars(args).items()
+                if k not in ("out", "peer_python")
+            },
             "machine": machine(),
         }
         result["arguments"]["model"] = Path(args.model).name
@@ -260,11 +283,80 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "peak_rss": {label: client.peak_rss for label, client in run.clients.items()},
             "summary": summarise(rounds, OURS),
         }
+        if run.counts:
+            label = (args.tokens_a_step or ["draft"])[-1]
+            result["domains"] = by_domain(rounds, run.counts, label, result["tokens_a_step"])
         for client in run.clients.values():
             client.close()
         if "start" in args.measures:
             result["starts"] = run.starts()
         return result
+
+
+def by_domain(
+    rounds: list[dict[str, dict[str, float]]],
+    counts: dict[str, dict[str, int]],
+    script: object,
+    steps: dict[str, float],
+) -> dict[str, dict[str, Any]]:
+    """Tokens a second over all prompts of a domain, and same-round ratios: drafting to our and to the peer's plain."""
+    everything = {number: count for some in counts.values() for number, count in some.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for domain, some in {"all": everything, **counts}.items():
+        kinds = {
+            "draft": (OURS, f"speculate{{}}_{script}_tok_s"),
+            "plain": (OURS, "plain{}_tok_s"),
+            "peer": (PEER, f"speculate{{}}_{script}_tok_s"),
+        }
+        rates = {
+            kind: [
+                sum(some.values()) / sum(n / turn[side][name.format(p)] for p, n in some.items())
+                for turn in rounds
+            ]
+            for kind, (side, name) in kinds.items()
+        }
+        made = sum((n - 1) / steps[kinds["draft"][1].format(p)] for p, n in some.items() if n > 1)
+        found[domain] = {
+            "prompts": len(some),
+            "tokens": sum(some.values()),
+            "tokens_a_step": sum(n - 1 for n in some.values()) / max(made, 1),
+            **{f"{kind}_tok_s": spread(values) for kind, values in rates.items()},
+            **{
+                f"draft/{kind}": spread(
+                    [a / b for a, b in zip(rates["draft"], rates[kind], strict=True)]
+                )
+                for kind in ("plain", "peer")
+            },
+        }
+    return found
+
+
+def domain_table(domains: dict[str, dict[str, Any]]) -> str:
+    """One domain a line: medians over rounds."""
+    head = (
+        "domain",
+        "prompts",
+        "tokens",
+        "a step",
+        "draft",
+        "plain",
+        "llama.cpp",
+        "draft/plain",
+        "draft/llama.cpp",
+    )
+    rows = [head]
+    for name, row in domains.items():
+        rates = [f"{row[f'{kind}_tok_s']['median']:.0f}" for kind in ("draft", "plain", "peer")]
+        ratios = [f"{row[f'draft/{kind}']['median']:.2f}" for kind in ("plain", "peer")]
+        counts = (str(row["prompts"]), str(row["tokens"]), f"{row['tokens_a_step']:.2f}")
+        rows.append((name, *counts, *rates, *ratios))
+    lines = [
+        "".join(
+            cell.ljust(12) if i == 0 else cell.rjust(len(head[i]) + 2) for i, cell in enumerate(row)
+        )
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 def add_read_rate(
@@ -281,11 +373,13 @@ def add_read_rate(
 
 def describe(result: dict[str, Any]) -> str:
     """The text after a run."""
-    lines = [table(result["summary"], OURS), ""]
+    by_domains = result.get("domains")
+    lines = [domain_table(by_domains) if by_domains else table(result["summary"], OURS), ""]
     lines.append(f"idle use of a core: {result['idle_core_share']}")
     lines.append(f"measurements disturbed by other programs: {result['disturbed']}")
-    lines.append(f"same argmax: {result['same_argmax']}")
-    if result["tokens_a_step"]:
+    if not by_domains:
+        lines.append(f"same argmax: {result['same_argmax']}")
+    if result["tokens_a_step"] and not by_domains:
         lines.append(f"tokens a step: {result['tokens_a_step']}")
     peaks = {label: f"{peak / 1e6:.0f} MB" for label, peak in result["peak_rss"].items()}
     lines.append(f"peak memory of the rounds: {peaks}")

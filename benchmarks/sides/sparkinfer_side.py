@@ -126,9 +126,11 @@ class SparkInfer:
         return {"tokens": tokenizer.encode(text, parse_special=True)}
 
     def chat(self, text: str) -> Reply:
-        """Prompt tokens of one user message."""
-        with closing(ChatTemplate.from_gguf(self.file, Tokenizer.from_gguf(self.file))) as template:
-            return {"tokens": template.encode([{"role": "user", "content": text}])}
+        """Prompt tokens of one user message, and the tokens that end an answer."""
+        tokenizer = Tokenizer.from_gguf(self.file)
+        with closing(ChatTemplate.from_gguf(self.file, tokenizer)) as template:
+            tokens = template.encode([{"role": "user", "content": text}])
+        return {"tokens": tokens, "stop_ids": sorted(tokenizer.stop_ids)}
 
 
 if __name__ == "__main__":
