@@ -136,10 +136,10 @@ def test_a_users_own_scope(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("tokens = 32", "tokens = 0", r"mine\.toml: scope 'quick': tokens is 0"),
-        ("tokens = 32", "", r"mine\.toml: tokens is missing \(Scope\)"),
-        ("tokens = 32", "tokens = '32'", r"mine\.toml: tokens is '32'; expected a whole number"),
-        ("tokens = 32", "token = 32", r"mine\.toml: token is unknown; Scope has name,"),
+        ("tokens = 24", "tokens = 0", r"mine\.toml: scope 'quick': tokens is 0"),
+        ("tokens = 24", "", r"mine\.toml: tokens is missing \(Scope\)"),
+        ("tokens = 24", "tokens = '32'", r"mine\.toml: tokens is '32'; expected a whole number"),
+        ("tokens = 24", "token = 24", r"mine\.toml: token is unknown; Scope has name,"),
         ("looks = [8]", "looks = [4]", r"looks: 4 blocks are too few to decide anything"),
         ("looks = [8]", "looks = []", r"looks are \[\]; expected rising numbers"),
         ("looks = [8]", "looks = [8", r"mine\.toml: the scope is not the TOML expected"),

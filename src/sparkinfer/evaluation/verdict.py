@@ -260,14 +260,17 @@ def _verdict(
         or (direction < 0 and faster)
         or (direction == 0 and faster and slower)
     ):
-        reasons.append(f"faster in {faster or ['the whole']}, slower in {slower or ['guards']}")
+        up, down = ", ".join(faster) or "the whole", ", ".join(slower) or "guards"
+        if direction < 0 and not slower:
+            down = "the whole"
+        reasons.append(f"faster in {up}; slower in {down}")
         return "MIXED", reasons
     if direction < 0 or failed:
         return "WORSE", reasons
     if direction > 0 and not missing and not doubtful:
         return "BETTER", reasons
     if direction == 0 and _within(total, delta) and not missing and not doubtful:
-        one_sided = faster + slower
+        one_sided = ", ".join(faster + slower)
         reasons += [f"equal on the whole, but not in {one_sided}"] if one_sided else []
         return "EQUIVALENT", reasons
     return "INCONCLUSIVE", reasons
