@@ -21,7 +21,7 @@ from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan
 from sparkinfer.training.generate import Script, converse, make_script
 from sparkinfer.training.prompts import Frame, Turn, random_turns, vocabulary_words
-from sparkinfer.training.target import TorchTarget
+from sparkinfer.training.target import Layer, TorchTarget
 
 LATER_TURNS = 4096  # different starts of second and later turns in a batch
 Ids = npt.NDArray[np.uint32]
@@ -215,7 +215,10 @@ def _number(seed: int, batch: int) -> int:
 
 
 class _Writer:
-    """Batches of conversations: on a GPU, where asked to compile, by a recorded step, else by `converse`."""
+    """Batches of conversations: on a GPU, where asked to compile, by a recorded step, else by `converse`.
+
+    A hybrid target's state is not of the kind that the recorded step writes.
+    """
 
     def __init__(
         self, target: TorchTarget, stop: Sequence[int], plan: DataPlan, compiled: bool
