@@ -21,7 +21,7 @@ from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan
 from sparkinfer.training.generate import Script, converse, make_script
 from sparkinfer.training.prompts import Frame, Turn, random_turns, vocabulary_words
-from sparkinfer.training.target import Layer, TorchTarget
+from sparkinfer.training.target import TorchTarget
 
 LATER_TURNS = 4096  # different starts of second and later turns in a batch
 Ids = npt.NDArray[np.uint32]
