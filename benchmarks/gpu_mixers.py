@@ -3,8 +3,8 @@
     python benchmarks/gpu_mixers.py [--only attention,delta] [--sweep] [--json FILE]
 
 A time is the median of graph replays over several layers (more memory than the cache of the chip holds), divided by the
-layers. Row exactness: every row of a window is compared bit by bit with the same row run alone. Errors are ||got - wanted||
-/ ||wanted|| against float64.
+layers. Row exactness: every row of a window is compared bit by bit with the same row run alone. Errors are the norm of
+the difference over the norm of the result in float64.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -531,8 +532,7 @@ def main() -> None:
                     small_ops(bench, model, case)
             case = None
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(bench.results, file, indent=1)
+        Path(options.json).write_text(json.dumps(bench.results, indent=1))
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ EXACT = {"enable_fp_fusion": False}
 
 
 def _mend_interpreter() -> None:
-    """Two things about Triton 3.6's interpreter: it turns loop bounds into integers in a way that numpy 2.4 refuses, and
-    leaves products to a library whose bits depend on an element's place. Here their terms are added in order.
+    """Two things about Triton 3.6's interpreter: it turns loop bounds into integers in a way that numpy 2.4 refuses,
+    and leaves products to a library whose bits depend on an element's place. Here their terms are added in order.
     """
     from triton.runtime import interpreter
 

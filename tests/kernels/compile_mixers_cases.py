@@ -1,0 +1,93 @@
+"""Compiles the token mixers at real shapes for an H200 and prints [kernel, resources] pairs as one line of JSON."""
+
+import json
+
+import torch
+from compile_sm90 import activation, buffer, compile_all, recorder
+
+from sparkinfer.kernels.argmax import argmax
+from sparkinfer.kernels.attention import triton_impl as split
+from sparkinfer.kernels.attention.triton_wide import record_wide
+from sparkinfer.kernels.block_conv import BlockConv, block_conv, block_conv_add
+from sparkinfer.kernels.conv import commit_conv, conv
+from sparkinfer.kernels.copy_rows import copy_rows
+from sparkinfer.kernels.gated_delta import DeltaInputs, commit_delta, gated_delta
+from sparkinfer.kernels.gated_norm import gated_norm
+from sparkinfer.kernels.rope import cache_rows, rope
+from sparkinfer.kernels.shapes import Heads, RecurrentShape
+
+GDN = RecurrentShape(30, 8192, 4, 16, 32, 128, 16)
+CONTEXT = 131072
+
+
+def heads(kv_heads, size=256, gated=True, causal=True, window=0):
+    return Heads(0, 16, kv_heads, size, size // 4, False, gated, 1e-6, causal, window)
+
+
+def attention_cases():
+    """One launch list a case: (rows, shape)."""
+    params = buffer(1, 16, torch.int64)
+    for rows, shape in (
+        (1, heads(2)),
+        (6, heads(2)),
+        (6, heads(4, 128, gated=False, causal=False, window=4096)),
+    ):
+        run, width = recorder(rows), 16 * shape.head_size
+        gate = buffer(16, 2 * width) if shape.gated else None
+        split.record(
+            run, buffer(16, width), shape, params, gate, activation(16, width), CONTEXT, 0, rows
+        )
+        yield run
+    run = recorder(2048)
+    gate, out = buffer(2048, 8192), activation(2048, 4096, quantised=False)
+    record_wide(run, buffer(2048, 4096), heads(2), params, gate, out, 0, 2048)
+    yield run
+    run = recorder(6)
+    q, kv, table = buffer(16, 8192), buffer(16, 512), buffer(CONTEXT, 128)
+    norm = buffer(1, 256)
+    rope(run, q, kv, kv, heads(2), table, params, buffer(16, 4096), norm, norm)
+    cache_rows(run, kv, kv, heads(2), table, params, norm)
+    yield run
+
+
+def recurrent_cases():
+    params = buffer(1, 16, torch.int64)
+    for rows in (1, 2048):
+        run, n = recorder(rows), max(rows, 16)
+        gates = [buffer(n, 32), buffer(n, 32), buffer(1, 32), buffer(1, 32)]
+        conv(run, buffer(n, 8192), buffer(4, 8192), GDN, 1, params, buffer(n, 8192))
+        gated_delta(
+            run, DeltaInputs(buffer(n, 8192), *gates), GDN, 1, params, buffer(n, 4096), 1e-6
+        )
+        gated_norm(
+            run,
+            buffer(n, 4096),
+            buffer(n, 4096),
+            buffer(1, 128),
+            activation(n, 4096),
+            heads=32,
+            eps=1e-6,
+        )
+        yield run
+    run = recorder(1)
+    commit_conv(run, GDN, params)
+    commit_delta(run, GDN, params)
+    yield run
+
+
+def other_cases():
+    run = recorder(6)
+    convolution = BlockConv(4, 64, buffer(8, 2048))
+    block_conv(run, buffer(16, 2048), buffer(16, 256), convolution, activation(16, 2048))
+    block_conv_add(run, buffer(16, 2048), buffer(16, 256), convolution, buffer(16, 2048))
+    copy_rows(run, buffer(16, 2048), buffer(16, 2048))
+    argmax(run, buffer(16, 248320), buffer(16, 2, torch.int64), 248320)
+    yield run
+
+
+if __name__ == "__main__":
+    found = []
+    for cases in (attention_cases(), recurrent_cases(), other_cases()):
+        for run in cases:
+            found += [(name, resources) for name, resources, _ in compile_all(run)]
+    print(json.dumps(found))
