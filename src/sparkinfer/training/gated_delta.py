@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
-_BASE = 16  # rows of a triangular block that is solved row by row
+_BASE = 8  # rows of a triangular block that is solved row by row
 
 
 def unit(x: Tensor, eps: float) -> Tensor:
@@ -23,7 +23,7 @@ def unit(x: Tensor, eps: float) -> Tensor:
 
 
 def unit_inverse(a: Tensor) -> Tensor:
-    """(I + a)^-1 of strictly lower triangular a [..., c, c], c a power of two times 16, or any c up to 16."""
+    """(I + a)^-1 of strictly lower triangular a [..., c, c], c a power of two times 8, or any c up to 8."""
     fixed = a.detach()
     size = min(_BASE, a.shape[-1])
     inverse = _solve_rows(_diagonal_blocks(fixed, size))
