@@ -6,8 +6,8 @@ has fewer groups than a warp has lanes, over several runs of outputs), B over ou
 spreads over lanes, so an output's sum ends in shuffles inside a warp, and the activation's words serve all B outputs.
 
 Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
-multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. A row is computed by
-the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched with
+multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. A row is computed
+by the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched with
 `enable_fp_fusion=False`, so the compiler fuses nothing else.
 """
 

@@ -86,8 +86,6 @@ def paired_tiles(gate: TritonWeight, up: TritonWeight, outputs: int, sms: int) -
     first = choose_tile(gate.form, gate.groups, outputs, sms, most=4)
     second = choose_tile(up.form, up.groups, outputs, sms, most=4)
     rows, warps = max(first.rows, second.rows), max(first.warps, second.warps)
-    if (gate.form.quantised, gate.form.main_words) == (up.form.quantised, up.form.main_words):
-        rows = first.rows
     return _resized(first, min(rows, BLOCK), warps), _resized(second, min(rows, BLOCK), warps)
 
 

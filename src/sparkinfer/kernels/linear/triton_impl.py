@@ -21,7 +21,7 @@ _LANES = 32
 
 @dataclass(frozen=True)
 class Tile:
-    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times, `warps` warps."""
+    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times; `warps`."""
 
     lanes: int
     groups: int
@@ -157,7 +157,8 @@ def record(
 ) -> None:
     """Weights of one form and width share a launch (up to 4), since they read the same rows.
 
-    More rows than a window: tensor cores, except for float weights. Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
+    More rows than a window: tensor cores, except for float weights.
+    Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
     """
     pending = list(zip(weights, out, strict=True))
     if recorder.wide:

@@ -1,6 +1,6 @@
 """Products for many rows (prefill) on tensor cores: weights are unpacked to float16 in registers, tile by tile.
 
-The float32 input is first written as float16 in the order in which a weight's words give its codes: for every row, first
+The float32 input is first written as float16 in the order in which a weight's words give its codes: of every row first
 columns 0-15 of all groups, then columns 16-31. Each row is divided by its largest magnitude, and weights are multiplied
 by 64, so that float16 neither overflows nor loses small values; the result is multiplied back in float32. The rounding
 to float16 (2^-11 of a value) is finer than that of the int8 blocks which few rows are multiplied as.
@@ -175,10 +175,10 @@ def halved_input(
 
 
 def tile_of(outputs: int, rows: int, sms: int) -> tuple[int, int]:
-    """Outputs and rows of a tile: large ones unless there would be too few."""
+    """Outputs and rows of a tile: large ones unless there would be too few. A warp group's product has 64 outputs."""
     tall = ROWS if rows > 64 else 64
     wide = OUTPUTS
-    while wide > 32 and -(-outputs // wide) * -(-rows // tall) < sms:
+    while wide > 64 and -(-outputs // wide) * -(-rows // tall) < sms:
         wide //= 2
     return wide, tall
 

@@ -1,0 +1,99 @@
+"""Compile the matrix products' kernels for an H200 at real shapes; one JSON line per kernel.
+
+    python tests/compile_products.py [decode | wide]
+
+Without Triton's interpreter: a process of its own.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from compile_sm90 import activation, buffer, compile_all, recorder
+
+from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
+from sparkinfer.kernels.gated_linear import gated_linear
+from sparkinfer.kernels.linear import linear
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.quantise import quantise
+from sparkinfer.kernels.rms_norm import rms_norm
+from sparkinfer.kernels.route import Routing, route, routing_words
+
+PRODUCTS = (
+    ("Q8_0", 8192, 2048), ("Q8_0", 2048, 4096), ("Q8_0", 2048, 512), ("Q6_K", 248320, 2048), ("F32", 257, 2048),
+    ("Q4_K", 8192, 4096), ("Q4_K", 4096, 12288), ("Q6_K", 4096, 12288), ("Q5_K", 2048, 512), ("Q4_0", 64, 64),
+    ("Q4_1", 576, 576), ("Q5_1", 576, 576), ("Q2_K", 512, 256), ("IQ4_XS", 512, 2560), ("F16", 512, 1024),
+)  # fmt: skip
+GATED = (
+    ("Q8_0", "Q8_0", 512, 2048),
+    ("Q4_K", "Q4_K", 12288, 4096),
+    ("Q4_K", "Q6_K", 1024, 1024),
+    ("F32", "F16", 64, 128),
+)
+
+
+def weight(kind: str, outputs: int, inputs: int, experts: int = 1) -> TritonWeight:
+    """A weight nobody reads."""
+    return TritonWeight(kind, outputs, inputs, torch.empty(64, dtype=torch.int32), experts)
+
+
+def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
+    for kind, n, k in PRODUCTS:
+        run, w = recorder(rows), weight(kind, n, k)
+        linear(
+            run, activation(rows, k, quantised=w.quantised), [w], [buffer(rows, w.padded_outputs)]
+        )
+        yield f"{kind} {n} x {k}", run
+    for gate, up, n, k in GATED:
+        run, quantised = recorder(rows), weight(gate, n, k).quantised
+        out = activation(rows, n)
+        gated_linear(
+            run, activation(rows, k, quantised=quantised), weight(gate, n, k), weight(up, n, k), out
+        )
+        yield f"gated {gate} {up} {n} x {k}", run
+    run = recorder(rows)
+    rms_norm(run, buffer(rows, 2048), buffer(1, 2048), activation(rows, 2048), eps=1e-6)
+    quantise(run, activation(rows, 4096))
+    yield "norms", run
+    yield "experts", mixture(rows)
+
+
+def mixture(rows: int) -> CudaRecorder:
+    """The routed experts of the 35B model."""
+    run, slots = recorder(rows), rows * 8
+    table = buffer(1, routing_words(rows, 8, 256), torch.int64)
+    routing = Routing(table, buffer(rows, 8), 256, 8)
+    buffers = ExpertBuffers(activation(slots, 512), buffer(slots, 2048))
+    gate, down = weight("Q4_K", 512, 2048, 256), weight("Q5_K", 2048, 512, 256)
+    logits = buffer(rows, 264)
+    route(run, logits, routing)
+    experts_hidden(run, activation(rows, 2048), gate, gate, routing, buffers)
+    experts_out(run, down, routing, buffers)
+    experts_combine(run, routing, buffers, buffer(rows, 2048), logits, 256, buffer(rows, 2048))
+    return run
+
+
+def main() -> None:
+    for rows in {"decode": (1, 6), "wide": (2048,)}[sys.argv[1] if sys.argv[1:] else "decode"]:
+        for name, run in recordings(rows):
+            for kernel, resources, compiled in compile_all(run):
+                record: dict[str, Any] = {
+                    "shape": name,
+                    "rows": rows,
+                    "kernel": kernel,
+                    **resources,
+                }
+                ptx = compiled.asm["ptx"]
+                record |= {
+                    "dp4a": ptx.count("dp4a"),
+                    "wgmma": ptx.count("wgmma.mma_async"),
+                    "wide loads": ptx.count("ld.global.v4"),
+                }
+                print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
