@@ -195,11 +195,14 @@ class CudaRecorder:
         self.keep.append(value)
         return value
 
-    def receive(self, buffer: Buffer, rows: int | None = None) -> None:
-        """Bring what the host wrote to the buffer's staging memory: its first `rows` (default: all of this run)."""
+    def receive(
+        self, buffer: Buffer, rows: int | None = None, columns: int | None = None
+    ) -> None:
+        """Bring what the host wrote to the buffer's staging memory: its first rows (default: those of this run)."""
         count = min(buffer.rows, self.rows) if rows is None else rows
         host = self.owner.staging_tensor(buffer)
-        self.steps.append(Transfer(buffer.array[:count], host[:count]))
+        part = (slice(count), slice(columns))
+        self.steps.append(Transfer(buffer.array[part], host[part]))
 
     def deliver(self, buffer: Buffer, rows: int | None = None) -> None:
         """Bring the buffer's first rows to its staging memory."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Backend, Buffer
+from sparkinfer.backend.base import Backend
 from sparkinfer.dflash.base import Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
@@ -33,20 +33,20 @@ class BlockDraft:
         rows: ContextRows,
         output: Output,
         embedding: Table,
-        mask: Floats,
+        mask: Floats | None,
         plan: Mapping[str, Any],
         selector: Selector | None = None,
     ) -> None:
-        """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`."""
+        """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`; without `mask` the
+        masked rows are the embedding's of the draft's mask id.
+        """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
         self._plan = dict(plan)
-        self._rows, self._embedding = rows, embedding
-        self._mask = mask * np.float32(config.embedding_scale)
-        self._backend = backend
-        params: Buffer = backend.buffer(1, P.WORDS, np.int64)
-        self.tapes = Tapes(backend, network, params, rows.size, config.eps)
-        self._words, self._given = backend.staging(params)[0], backend.staging(self.tapes.x)
+        self._rows, self._backend = rows, backend
+        scale = config.embedding_scale
+        self._mask = None if mask is None else mask * np.float32(scale)
+        self.tapes = Tapes(backend, network, embedding, rows.size, config.eps, scale=scale)
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -100,10 +100,8 @@ class BlockDraft:
             )
         rows = self._block_rows(depth)
         self._rows.make_room(rows)
-        scale = np.float32(self.config.embedding_scale)
         self._backend.wait()
-        self._given[0] = self._embedding.row(anchor) * scale
-        self._given[1:rows] = self._mask
+        self._write(anchor, rows)
         self._set_params(rows)
         self.tapes.block(rows, self._first, depth).replay()
         logits = self.tapes.readout.read(depth)
@@ -132,6 +130,15 @@ class BlockDraft:
             tapes, (lambda done, total: progress("compile", done, total)) if progress else None
         )
 
+    def _write(self, anchor: int, rows: int) -> None:
+        """The block's rows: the anchor and masks."""
+        intake = self.tapes.intake
+        if self._mask is None:
+            intake.write([anchor] + [self.config.mask_id] * (rows - 1))
+            return
+        intake.write([anchor])
+        intake.rows[1:rows] = self._mask
+
     @property
     def _first(self) -> int:
         """The block's first row that is a slot."""
@@ -141,7 +148,7 @@ class BlockDraft:
         return self._first + depth if self.config.shortens else self.config.block
 
     def _set_params(self, width: int) -> None:
-        rows, config, p = self._rows, self.config, self._words
+        rows, config, p = self._rows, self.config, self.tapes.intake.words
         position, first = rows.length - rows.base, max(0, rows.first - rows.base)
         p[P.POSITION // 8], p[P.ROTATION // 8], p[P.FIRST // 8] = position, rows.base, first
         p[P.KEYS // 8], p[P.VALUES // 8] = rows.cache.keys, rows.cache.values

@@ -94,7 +94,7 @@ def load_draft(
         rows,
         output,
         embedding,
-        embedding.row(config.mask_id) if mask is None else mask,
+        embedding.row(config.mask_id) if mask is None and network.embedding is None else mask,
         _plan(config, checkpoint, weights, network, rows),
         _selector(config, checkpoint),
     )
@@ -183,6 +183,7 @@ def _build(
         head=head,
         rope_table=weights.rows(table),
         selection=weights.matrix(SELECTION) if config.selector_rank else None,
+        embedding=_packed_embedding(weights, checkpoint, target),
     )
 
 
@@ -227,6 +228,15 @@ def _selector(config: DraftConfig, checkpoint: Checkpoint) -> Selector | None:
 def _base_kernels(config: DraftConfig) -> list[str]:
     layers = range(config.n_layers)
     return [f"layers.{n}.{name}.base_kernel" for n in layers for name in CONVOLUTIONS]
+
+
+def _packed_embedding(weights: Weights, checkpoint: Checkpoint, target: Target) -> Weight | None:
+    """What a device expands its rows from; None where the host writes them (a mask of its own is no row)."""
+    if weights.backend.on_host or MASK in checkpoint.tensors:
+        return None
+    if EMBEDDING in checkpoint.tensors:
+        return weights.matrix(EMBEDDING)
+    return target.network.embedding
 
 
 def _embedding(checkpoint: Checkpoint, target: Target) -> Table:

@@ -7,12 +7,15 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
+from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rope import cache_rows
 from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.intake import Intake
 from sparkinfer.models.layers import Run
 from sparkinfer.models.readout import Readout
+from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
 
 
@@ -27,21 +30,32 @@ class DraftNetwork:
     head: Weight
     rope_table: Buffer
     selection: Weight | None = None
+    embedding: Weight | None = None  # where the host does not write the stream itself
 
 
 class Tapes:
     """Everything a draft records, made when first asked for, and the buffers that replays read and write."""
 
     def __init__(
-        self, backend: Backend, network: DraftNetwork, params: Buffer, context: int, eps: float
+        self,
+        backend: Backend,
+        network: DraftNetwork,
+        table: Table,
+        context: int,
+        eps: float,
+        *,
+        scale: float = 1.0,
     ) -> None:
-        self.backend, self.network, self.params = backend, network, params
+        """`table`: the embedding, whose rows are multiplied by `scale`."""
+        self.backend, self.network = backend, network
         self._context, self._eps = context, eps
         self._long, self._short = Workspace(backend, backend.chunk), Workspace(backend, MAX_WIDTH)
         self.features: Activation = backend.activation(
             backend.chunk, network.fc.inputs, quantised=network.fc.quantised
         )
         self.x = self._short.buffer("x", network.fc.outputs)
+        self.intake = Intake(backend, self.x, table, network.embedding, scale=scale)
+        self.params = self.intake.params
         self.logits = self._short.buffer("logits", network.head.padded_outputs)
         self.readout = Readout(backend, self.logits, network.head.outputs)
         self.selected: Buffer | None = None
@@ -71,7 +85,7 @@ class Tapes:
     def _record_context(self, rows: int) -> Tape:
         network, space = self.network, self._long
         run = self._run(rows, space, space.buffer("mixed features", network.fc.padded_outputs))
-        run.recorder.receive(self.params, 1)
+        run.recorder.receive(self.params, 1, P.WORDS)
         if network.fc.quantised:
             quantise(run.recorder, self.features)
         linear(run.recorder, self.features, [network.fc], [run.x])
@@ -91,8 +105,7 @@ class Tapes:
     def _record_block(self, rows: int, first: int, depth: int) -> Tape:
         network = self.network
         run = self._run(rows, self._short, self.x)
-        run.recorder.receive(self.x)
-        run.recorder.receive(self.params, 1)
+        self.intake.record(run.recorder)
         for layer in network.layers[:-1]:
             layer.record(run)
         run = network.layers[-1].record_last(run, first, depth)

@@ -16,6 +16,7 @@ from sparkinfer.kernels.attention import chunks as attention_chunks
 from sparkinfer.kernels.linear import linear
 from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
+from sparkinfer.models.intake import Intake
 from sparkinfer.models.layers import Run
 from sparkinfer.models.readout import Readout
 from sparkinfer.models.table import Table
@@ -37,6 +38,7 @@ class Network:
     output_norm: Buffer
     head: Weight
     rope_table: Buffer
+    embedding: Weight | None = None  # where the host does not write the stream itself
 
 
 class Target:
@@ -61,14 +63,13 @@ class Target:
         self.taps: tuple[int, ...] = ()
         self._workspace = Workspace(backend, backend.chunk)
         self._x = self._workspace.buffer("x", config.n_embd)
-        self._params = backend.buffer(1, P.WORDS, np.int64)
-        self._embedded, self._words = backend.staging(self._x), backend.staging(self._params)[0]
         logits = backend.buffer(min(LOGIT_ROWS, backend.chunk), network.head.padded_outputs)
         self._readout = Readout(backend, logits, config.n_vocab)
         self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
         self._commit: Tape | None = None
         name = "token_embd.weight"
         self.embedding = Table(file.tensors[name].type_name, file.blocks(name))
+        self._intake = Intake(backend, self._x, self.embedding, network.embedding)
         self._busy = threading.Lock()
 
     def new_state(self, context: int | None = None) -> Sequence:
@@ -190,7 +191,7 @@ class Target:
             rows_run = rows
         tape = self._tape(width, rows_run)
         self.backend.wait()
-        self.embedding.write(tokens, self._embedded)
+        self._intake.write(tokens)
         self._set_params(state, width, advance)
         tape.replay()
         if rows == "none":
@@ -200,7 +201,7 @@ class Target:
         return self._readout.read(width)
 
     def _set_params(self, state: Sequence, width: int, advance: bool) -> None:
-        p = self._words
+        p = self._intake.words
         p[P.POSITION // 8] = state.length
         p[P.ADVANCE // 8] = advance
         p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = (
@@ -225,11 +226,10 @@ class Target:
     def _record(self, width: int, rows: Rows) -> Tape:
         network = self.network
         run = Run(
-            self.backend.recorder(width), self._workspace, self._x, self._params, network.rope_table, self.context,
-            self.config.eps,
+            self.backend.recorder(width), self._workspace, self._x, self._intake.params, network.rope_table,
+            self.context, self.config.eps,
         )  # fmt: skip
-        run.recorder.receive(self._x)
-        run.recorder.receive(self._params, 1)
+        self._intake.record(run.recorder)
         for index, (mixer, feed_forward) in enumerate(network.blocks):
             mixer.record(run)
             feed_forward.record(run)
@@ -258,13 +258,15 @@ class Target:
             tape = self._commit_tape()
             self.backend.wait()
             self._set_params(state, count, advance=False)
-            self._words[P.COMMIT_ROWS // 8] = count
+            self._intake.words[P.COMMIT_ROWS // 8] = count
             tape.replay()
 
     def _commit_tape(self) -> Tape:
         assert self.state_shape.recurrent is not None
         if self._commit is None:
-            self._commit = commit_tape(self.backend, self.state_shape.recurrent, self._params)
+            self._commit = commit_tape(
+                self.backend, self.state_shape.recurrent, self._intake.params
+            )
         return self._commit
 
 

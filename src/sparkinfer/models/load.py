@@ -143,12 +143,16 @@ def _build(
         return architecture.build(weights, config, index - 1)
 
     head, *blocks = weights.map(part, 1 + config.n_layers)
+    embedding = None
+    if not weights.backend.on_host:
+        embedding = head if tied else weights.matrix("token_embd.weight")
     table = angles(context, config.rotated, config.rope_base, _divisors(weights, config))
     return Network(
         blocks=tuple(blocks),
         output_norm=weights.vector("output_norm.weight"),
         head=head,
         rope_table=weights.rows(factors(table, architecture.interleaved)),
+        embedding=embedding,
     )
 
 
