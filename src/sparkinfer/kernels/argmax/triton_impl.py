@@ -10,6 +10,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.triton_mixers import stride_of
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 PARTS = 64  # programs of a row
 _COLUMNS = 1024  # that a program looks at in a step
@@ -32,6 +33,8 @@ def part_kernel(
     best = tl.full((COLUMNS,), float("-inf"), tl.float32)
     place = lane + part * COLUMNS
     bad = tl.zeros((COLUMNS,), tl.int32)
+    release_next()
+    await_inputs()
     for begin in range(part * COLUMNS, n_vocab, PARTS * COLUMNS):
         column = begin + lane
         inside = column < n_vocab
@@ -50,6 +53,8 @@ def part_kernel(
 def whole_kernel(values, places, out, out_stride, PARTS: tl.constexpr):
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
+    release_next()
+    await_inputs()
     value = tl.load(values + row * PARTS + part)
     place = tl.load(places + row * PARTS + part)
     failed = tl.max((place < 0).to(tl.int32), 0)
@@ -64,7 +69,7 @@ def record(recorder: CudaRecorder, logits: Buffer, out: Buffer, n_vocab: int) ->
     places = recorder.scratch("argmax places", rows * PARTS, torch.int32)
     recorder.launch(
         part_kernel, (PARTS, rows), logits.array, stride_of(logits.array), values, places, n_vocab,
-        PARTS=PARTS, COLUMNS=_COLUMNS,
+        PARTS=PARTS, COLUMNS=_COLUMNS, overlap=True,
     )  # fmt: skip
     recorder.launch(
         whole_kernel,
@@ -75,4 +80,5 @@ def record(recorder: CudaRecorder, logits: Buffer, out: Buffer, n_vocab: int) ->
         stride_of(out.array),
         PARTS=PARTS,
         num_warps=1,
+        overlap=True,
     )

@@ -3,7 +3,8 @@
 Units lie at absolute positions: FINE of them up to COARSE_FROM, then COARSE (a multiple of FINE). A program keeps a
 unit's keys and values to itself for all rows and query heads of the kv head: they are the columns of a product
 keys x queries^T, and a column's bits depend on its own query alone: sums over keys or dimensions take the same steps
-whatever the number of columns (the benchmark of the mixers checks it on the machine). Queries and weights go through
+whatever the number of columns (the benchmark of the mixers checks it on the machine; a float32 cache, whose products
+are none of the tensor cores, keeps to one number). Queries and weights go through
 the tensor cores as two float16 parts each, which keeps about 21 bits of them.
 """
 
@@ -28,6 +29,7 @@ from sparkinfer.kernels.triton_mixers import (
     store_int8,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 FINE, COARSE, COARSE_FROM = (
     64,
@@ -132,6 +134,7 @@ def split_kernel(
     WINDOW: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Every num_programs(0)-th unit of one kv head for one tile of queries."""
+    release_next()
     program, programs = tl.program_id(0), tl.num_programs(0)
     head, tile = tl.program_id(1), tl.program_id(2)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
@@ -150,6 +153,7 @@ def split_kernel(
     d = tl.arange(0, PADDED)
     within = (d < SIZE)[None, :]
     inner = tl.arange(0, _FINE)[:, None] * SIZE + d[None, :]
+    await_inputs()
     x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS)
     high = _high_part(x, WIDE)
     q_high, q_low = tl.trans(high), tl.trans(_low_part(x, high))
@@ -189,6 +193,7 @@ def merge_kernel(
     GATED: tl.constexpr, QUANTISED: tl.constexpr, MERGED: tl.constexpr,
 ):  # fmt: skip
     """32 columns of one row, in two halves of 16: a half never crosses a head."""
+    release_next()
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
     query = position + first_row + tl.program_id(0)
@@ -203,6 +208,7 @@ def merge_kernel(
     top = tl.full((2,), float("-inf"), tl.float32)
     total = tl.zeros((2,), tl.float32)
     mixed = tl.zeros((2, 16), tl.float32)
+    await_inputs()
     for begin in range(first // MERGED * MERGED, last + 1, MERGED):
         unit = begin + tl.arange(0, MERGED)
         used = ((unit >= first) & (unit <= last))[:, None] & within[None, :]
@@ -250,7 +256,7 @@ def _record_few(
     sums = recorder.scratch("attention sums", 2 * results)
     tops, totals = sums[:results], sums[results:]
     queries = recorder.row_block * group
-    columns = NARROW if queries <= NARROW else COLUMNS
+    columns = NARROW if queries <= NARROW or recorder.owner.wide_cache else COLUMNS
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window,
     }  # fmt: skip
@@ -260,7 +266,7 @@ def _record_few(
         q.array, stride_of(q.array), params.array, partial, tops, totals, rows, shape.layer, first_row, of_rows, count,
         shape.head_size**-0.5 * LOG2_E,
         KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=recorder.owner.wide_cache,
-        num_warps=SPLIT_WARPS, num_stages=SPLIT_STAGES, **common, **EXACT,
+        num_warps=SPLIT_WARPS, num_stages=SPLIT_STAGES, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
@@ -268,7 +274,8 @@ def _record_few(
         merge_kernel, (rows, -(-width // 32)),
         partial, tops, totals, params.array, gate.array if gate else q.array, stride_of(gate.array) if gate else 0,
         out.f32.array, stride_of(out.f32.array), q8, q8_stride, first_row, of_rows, count,
-        HEADS=shape.heads, GATED=gate is not None, QUANTISED=out.q8 is not None, MERGED=MERGED, **common, **EXACT,
+        HEADS=shape.heads, GATED=gate is not None, QUANTISED=out.q8 is not None, MERGED=MERGED, overlap=True,
+        **common, **EXACT,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from sparkinfer.kernels.triton_mixers import (
     power_of_two,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 TILE, KEYS_AT_ONCE, WARPS, STAGES = 128, 64, 8, 2
 FLOAT32_TILE, FLOAT32_KEYS = 32, 32  # of a float32 cache, which serves comparisons
@@ -77,6 +78,7 @@ def wide_kernel(
     WINDOW: tl.constexpr, GATED: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Tile element m is query head m % GROUP of row m // GROUP; the tiles with the most keys come first."""
+    release_next()
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
@@ -101,6 +103,7 @@ def wide_kernel(
     d = tl.arange(0, PADDED)
     inside = mine[:, None] & (d < SIZE)[None, :]
     source = row.to(tl.int64) * q_stride + query_head * SIZE
+    await_inputs()
     query = tl.load(q + source[:, None] + d[None, :], mask=inside, other=0.0) * scale
     query = query.to(keys.dtype.element_ty)
     top = tl.full((TILE,), float("-inf"), tl.float32)
@@ -141,7 +144,7 @@ def record_wide(
         q.array, stride_of(q.array), params.array,
         gate.array if gate else q.array, stride_of(gate.array) if gate else 0, out.f32.array, stride_of(out.f32.array),
         rows, shape.layer, first_row, of_rows, shape.head_size**-0.5 * LOG2_E,
-        num_warps=4 if tile < TILE else WARPS, num_stages=1 if wide else STAGES, **constants,
+        num_warps=4 if tile < TILE else WARPS, num_stages=1 if wide else STAGES, overlap=True, **constants,
     )  # fmt: skip
     if out.q8 is not None:
         select("quantise", "cuda")(recorder, out)

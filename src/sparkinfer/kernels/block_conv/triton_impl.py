@@ -12,6 +12,7 @@ from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.block_conv import BlockConv
 from sparkinfer.kernels.triton_mixers import EXACT, q8_args, store_int8, stride_of
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 _BLOCKS = 8  # int8 blocks of 32 channels of a program
 
@@ -27,6 +28,8 @@ def block_conv_kernel(
     ]
     inside = channel < channels
     total = tl.zeros((BLOCKS, 32), tl.float32)
+    release_next()
+    await_inputs()
     for t in tl.static_range(TAPS):
         there = inside & (row >= t)
         place = SIDE * TAPS + t
@@ -60,7 +63,7 @@ def _launch(
         block_conv_kernel, (recorder.rows, -(-channels // (32 * _BLOCKS))),
         x.array, stride_of(x.array), deltas.array, stride_of(deltas.array), conv.base.array,
         stride_of(conv.base.array), out.f32.array, stride_of(out.f32.array), q8, q8_stride, channels, conv.group,
-        num_warps=2, **constants, **EXACT,
+        num_warps=2, overlap=True, **constants, **EXACT,
     )  # fmt: skip
 
 

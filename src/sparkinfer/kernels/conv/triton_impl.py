@@ -19,6 +19,7 @@ from sparkinfer.kernels.triton_mixers import (
     silu,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 CHANNELS = 128  # of a program
 ROWS = 16  # of a program: no fewer than taps - 1, so that only the first block of rows meets the old state
@@ -47,6 +48,7 @@ def conv_kernel(
     x, x_stride, weight, weight_stride, run, out, out_stride, rows, channels, layer, window,
     TAPS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    release_next()
     KEPT: tl.constexpr = TAPS - 1
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels
@@ -54,6 +56,7 @@ def conv_kernel(
     state = floats_at(run, WORD_CONV) + layer.to(tl.int64) * KEPT * channels
     advance = tl.load(run + WORD_ADVANCE)
     record = floats_at(run, WORD_CONV_RECORD) + layer.to(tl.int64) * window * channels
+    await_inputs()
     for row in range(first, tl.minimum(first + ROWS, rows)):
         total = tl.zeros((CHANNELS,), tl.float32)
         for t in tl.static_range(TAPS):
@@ -91,7 +94,7 @@ def record(
         conv_kernel, (-(-shape.channels // CHANNELS), -(-recorder.rows // ROWS)),
         x.array, stride_of(x.array), weight.array, stride_of(weight.array), params.array, out.array,
         stride_of(out.array), recorder.rows, shape.channels, layer, shape.window,
-        TAPS=shape.taps, CHANNELS=CHANNELS, ROWS=ROWS, num_warps=1, **EXACT,
+        TAPS=shape.taps, CHANNELS=CHANNELS, ROWS=ROWS, num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip
 
 

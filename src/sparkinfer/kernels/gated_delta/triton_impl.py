@@ -25,6 +25,7 @@ from sparkinfer.kernels.triton_mixers import (
     power_of_two,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 COLUMNS, WIDE_COLUMNS = 16, 8  # of a program, for few and for many rows
 WARPS = 1
@@ -85,6 +86,7 @@ def delta_kernel(
     qkv, qkv_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, run, out, out_stride, rows, layer, window,
     eps, factor, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    release_next()
     QUARTER: tl.constexpr = SIZE // 4
     head = tl.program_id(1)
     key_head = head % KEY_HEADS
@@ -103,6 +105,7 @@ def delta_kernel(
     rate, bias = tl.load(rates + head), tl.load(biases + head)
     first_of_head = (advance == 0) & (tl.program_id(0) == 0)
     i = tl.arange(0, QUARTER)
+    await_inputs()  # the state is of an earlier run: nothing else in this one writes it
     source = qkv + key_head * SIZE
     q0, q1, q2, q3 = _quarters(source, QUARTER)
     k0, k1, k2, k3 = _quarters(source + KEY_HEADS * SIZE, QUARTER)
@@ -197,7 +200,7 @@ def record(
         inputs.beta.array, stride_of(inputs.beta.array), inputs.decay_rate.array, inputs.time_bias.array, params.array,
         out.array, stride_of(out.array), recorder.rows, layer, shape.window, eps, shape.head_size**-0.5,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, COLUMNS=columns,
-        num_warps=WARPS, **EXACT,
+        num_warps=WARPS, overlap=True, **EXACT,
     )  # fmt: skip
 
 

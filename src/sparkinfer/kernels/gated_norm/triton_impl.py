@@ -17,6 +17,7 @@ from sparkinfer.kernels.triton_mixers import (
     store_int8,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 
 @triton.jit
@@ -25,14 +26,16 @@ def gated_norm_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of SIZE columns, together at least 32."""
+    release_next()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     i = tl.arange(0, SIZE)
     column = head[:, None] * SIZE + i[None, :]
     inside = column < width
+    w = tl.load(weight + i)
+    await_inputs()
     value = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
     g = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0)
-    w = tl.load(weight + i)
     scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(value * value, 1) / SIZE + eps))
     y = value * scale[:, None] * w[None, :] * silu(g)
     tl.store(out + row * out_stride + column, y, mask=inside)
@@ -58,5 +61,5 @@ def record(
         gated_norm_kernel, (recorder.rows, -(-heads // group)),
         x.array, stride_of(x.array), gate.array, stride_of(gate.array), weight.array, out.f32.array,
         stride_of(out.f32.array), q8, q8_stride, heads * size, eps,
-        HEADS=group, SIZE=size, QUANTISED=out.q8 is not None, num_warps=1, **EXACT,
+        HEADS=group, SIZE=size, QUANTISED=out.q8 is not None, num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip

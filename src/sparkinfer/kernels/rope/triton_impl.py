@@ -23,6 +23,7 @@ from sparkinfer.kernels.triton_mixers import (
     power_of_two,
     stride_of,
 )
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 
 @triton.jit
@@ -30,23 +31,27 @@ def _turned(
     source, norm, table, eps,
     SIZE: tl.constexpr, PADDED: tl.constexpr, ROTATED: tl.constexpr, PAIRED: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head, normed and rotated, [PADDED]; `table` is the row of its position."""
+    """One head, normed and rotated, [PADDED]; `table` is the row of its position. Awaits the inputs."""
     i = tl.arange(0, PADDED)
     inside = i < SIZE
-    x = tl.load(source + i, mask=inside, other=0.0)
     turns = i < ROTATED
     if PAIRED:
         partner = i ^ 1
     else:
         HALF: tl.constexpr = ROTATED // 2
         partner = tl.where(i < HALF, i + HALF, i - HALF)
+    own = tl.load(table + i, mask=turns, other=1.0)
+    other = tl.load(table + ROTATED + i, mask=turns, other=0.0)
+    if NORMED:
+        factor = tl.load(norm + i, mask=inside, other=0.0)
+        partner_factor = tl.load(norm + partner, mask=turns, other=0.0)
+    await_inputs()
+    x = tl.load(source + i, mask=inside, other=0.0)
     y = tl.load(source + partner, mask=turns, other=0.0)
     if NORMED:
         scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, 0) / SIZE + eps))
-        x = x * scale * tl.load(norm + i, mask=inside, other=0.0)
-        y = y * scale * tl.load(norm + partner, mask=turns, other=0.0)
-    own = tl.load(table + i, mask=turns, other=1.0)
-    other = tl.load(table + ROTATED + i, mask=turns, other=0.0)
+        x = x * scale * factor
+        y = y * scale * partner_factor
     return tl.where(turns, tl.fma(x, own, y * other), x)
 
 
@@ -56,6 +61,7 @@ def rope_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ROTATED: tl.constexpr,
     PAIRED: tl.constexpr, GATED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    release_next()
     row = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1)
     position = tl.load(run + WORD_POSITION) + row
@@ -97,7 +103,7 @@ def _launch(
         HEADS=heads, KV_HEADS=shape.kv_heads, SIZE=shape.head_size, PADDED=power_of_two(shape.head_size),
         ROTATED=shape.rotated, PAIRED=shape.interleaved, GATED=shape.gated,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, WIDE=recorder.owner.wide_cache,
-        num_warps=1, **EXACT,
+        num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip
 
 
