@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sparkinfer.cli.console import progress, status
 from sparkinfer.cli.flags import ProcessFlags, verb
-from sparkinfer.errors import OptionError
+from sparkinfer.errors import OptionError, SparkError
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
@@ -161,10 +161,11 @@ def command(
     before = signal.signal(signal.SIGTERM, _interrupt)  # a CI that gives up leaves no process
     try:
         record = evaluator.run(on_start)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SparkError) as error:
         if signing is not None and started:
-            abort(signing.ledger, evaluator.record.id, "interrupted")
-        status(f"interrupted; --resume --output {folder} --seed {settings.seed} goes on")
+            abort(signing.ledger, evaluator.record.id, str(error) or "interrupted")
+        if isinstance(error, KeyboardInterrupt):
+            status(f"interrupted; --resume --output {folder} goes on")
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
