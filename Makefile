@@ -1,5 +1,6 @@
 # make run    set up, fetch SmolLM2-135M-Instruct and answer PROMPT     make test   set up, then make check
 # make check  format, lint, types, tests (set up already)               make bench  measure this machine
+# make check-gpu   the GPU's tests, on an NVIDIA GPU and with the extra `cuda` installed in PYTHON's environment
 PYTHON ?= python3
 override VENV := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +9,7 @@ MODEL  ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in three sentences.
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat bench test check format lint types tests options-doc setup clean
+.PHONY: help run chat bench test check check-gpu format lint types tests options-doc setup clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -40,6 +41,14 @@ types: $(READY)
 
 tests: $(READY)
 	$(BIN)/pytest -q
+
+# Kernels at their shapes, whole models, then the tests of speculation on the device; last a memory checker, if it is there.
+check-gpu: export GOLDEN_DEVICE := cuda
+check-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels -k triton tests/models/test_cuda_target.py tests/models/test_cuda_repeats.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/dflash/test_lossless_matrix.py tests/dflash/test_lossless_requests.py tests/dflash/test_known_faults.py
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: memory was not checked"; exit 69; }
+	PYTHONPATH=src compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTHON) -m pytest -q tests/models/test_cuda_target.py -k "commit and tiny256"
 
 options-doc: $(READY)
 	$(BIN)/sparkinfer options --markdown > docs/options.md.new

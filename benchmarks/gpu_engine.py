@@ -132,7 +132,14 @@ def decode(target: Target, lengths: list[int], rounds: int, out: Printer) -> Non
         seconds = timed(target, lambda: target.forward(state, [next(stream)])[0].argmax(), rounds)
         first = first or seconds
         rate = 1 / seconds
-        out(f"decode at {length}", ms=1e3 * seconds, tok_s=rate, of_first=first / seconds)
+        graph = timed(target, target._tape(1, "last").replay, rounds)
+        out(
+            f"decode at {length}",
+            ms=1e3 * seconds,
+            tok_s=rate,
+            of_first=first / seconds,
+            graph_ms=1e3 * graph,
+        )
 
 
 def verify(target: Target, widths: list[int], length: int, rounds: int, out: Printer) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from golden_models import on_host
 from numpy.typing import NDArray
 
 MAX_DEPTH = 15
@@ -94,11 +95,12 @@ class ZooDraft:
         self.rows = [*self.rows[:keep], *[None] * (len(tokens) - keep)]
 
     def extend(self, tokens: Sequence[int], features: Floats) -> None:
-        assert 1 <= len(tokens) <= 64, len(tokens)
+        features = on_host(features)
+        assert len(tokens) >= 1
         assert features.shape[0] == len(tokens), (features.shape, len(tokens))
         assert features.dtype == np.float32 and np.isfinite(features).all()
         self.tokens += [int(token) for token in tokens]
-        self.rows += list(features.copy())
+        self.rows += list(features)
 
     def assume(self, length: int) -> None:
         self.tokens, self.rows = [0] * length, [np.zeros(0, np.float32)] * length

@@ -2,9 +2,10 @@
 
 import atexit
 import functools
+import os
 from collections.abc import Sequence as Ids
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ MODELS = (
 )
 ACTIVATIONS: tuple[Literal["int8", "f32"], ...] = ("int8", "f32")
 CONTEXT = 640
+DEVICE = os.environ.get("GOLDEN_DEVICE", "cpu")  # `make check-gpu` runs some of these tests on it
 # Tile of 16 positions, chunk of 64 rows, split of 256 positions: one before, on and after each edge.
 EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 240, 255, 256, 257, 500, 511, 512, 513)
 
@@ -42,10 +44,15 @@ def target(
         threads=threads,
         activations=activations,  # type: ignore[arg-type]
         isa=isa,
-        device="cpu",
+        device=DEVICE,
     )
     atexit.register(loaded.close)
     return loaded
+
+
+def on_host(array: Any) -> NDArray[np.float32]:
+    """Numbers of a target's memory: features, logits that stay on a device."""
+    return np.array(array.cpu() if hasattr(array, "cpu") else array)
 
 
 @functools.cache

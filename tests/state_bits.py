@@ -5,6 +5,7 @@ from collections.abc import Sequence as Ids
 from typing import Any
 
 import numpy as np
+from golden_models import on_host
 from numpy.typing import NDArray
 
 from sparkinfer.models import Target
@@ -19,14 +20,15 @@ def state_bits(target: Target, state: Sequence) -> Bits:
     kind = np.float16 if shape.item == 2 else np.float32
     planes, size = shape.layers * shape.kv_heads, shape.head_size
     positions = state.kv.plane_bytes // (size * shape.item)
-    n_bytes = planes * state.kv.plane_bytes
-    keys = state.kv._keys[:n_bytes].view(kind).reshape(planes, positions // 16, size, 16)
-    keys = keys.transpose(0, 1, 3, 2).reshape(planes, positions, size)[:, : state.length]
-    values = state.kv._values[:n_bytes].view(kind).reshape(planes, positions, size)
+    keys = on_host(state.kv._keys).view(kind)
+    if target.backend.on_host:  # tiles of 16 positions, one dimension after the other
+        keys = keys.reshape(planes, positions // 16, size, 16).transpose(0, 1, 3, 2)
+    keys = keys.reshape(planes, positions, size)[:, : state.length]
+    values = on_host(state.kv._values).view(kind).reshape(planes, positions, size)
     values = values[:, : state.length]
     parts = [keys, values]
     if state.recurrent is not None:
-        parts += [state.recurrent.conv, state.recurrent.delta]
+        parts += [on_host(state.recurrent.conv), on_host(state.recurrent.delta)]
     return tuple(digest(part) for part in parts)
 
 
@@ -46,7 +48,7 @@ class Oracle:
         if key not in self._known:
             state, logits = self._target.new_state(), b""
             for count, token in enumerate(key, 1):
-                logits = digest(self._target.forward(state, [token])[0])
+                logits = digest(np.asarray(self._target.forward(state, [token])[0]))
                 if key[:count] not in self._known:
                     self._known[key[:count]] = (state_bits(self._target, state), logits)
             self._known.setdefault(key, (state_bits(self._target, state), logits))

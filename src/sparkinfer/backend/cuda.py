@@ -69,11 +69,9 @@ class Launch:
             *sorted(self.options.items()),
         )
 
-    def compile(self) -> None:
-        """Compile and load the machine code without running it."""
-        compiled = self.kernel.warmup(*self.args, grid=self.grid, **self.options)
-        if compiled is not None and hasattr(compiled, "_init_handles"):
-            compiled._init_handles()
+    def compile(self) -> Any:
+        """Compile without loading or running."""
+        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
 
 
 def _kind(value: Any) -> Any:
@@ -362,14 +360,14 @@ class CudaBackend:
         with ThreadPoolExecutor(COMPILERS) as pool:
             jobs = [pool.submit(self._compile, launch) for launch in fresh.values()]
             for done, job in enumerate(jobs, 1):
-                job.result()
+                job.result()._init_handles()  # not side by side: launchers are modules of one name
                 if progress:
                     progress(done, len(jobs))
         self._compiled |= fresh.keys()
 
-    def _compile(self, launch: Launch) -> None:
+    def _compile(self, launch: Launch) -> Any:
         torch.cuda.set_device(self.device)
-        launch.compile()
+        return launch.compile()
 
     def prepare(
         self, tapes: Iterable[CudaTape], progress: Callable[[int, int], None] | None = None
