@@ -1,8 +1,10 @@
 """Clean environments: what is built once, what both sides share, and whose fault a failed build is."""
 
 import hashlib
+import os
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,6 +143,23 @@ def test_what_a_side_needs_beyond_the_base_is_said(
     assert (
         candidate.build.lock_sha256 == hashlib.sha256((FROZEN + "extra==1\n").encode()).hexdigest()
     )
+
+
+def test_builds_that_nobody_asks_for_are_swept_after_two_weeks(
+    tmp_path: Path, revisions: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (base, candidate), _ = prepared(revisions, root, Pip(), monkeypatch)
+    for age, folder in ((15, base.cache.parents[1]), (13, candidate.cache.parents[1])):
+        then = time.time() - age * 24 * 3600
+        os.utime(folder / ".lock", (then, then))
+    pip = Pip()
+    prepared(revisions, root, pip, monkeypatch)
+    environments = [call[-1] for call in pip.calls if "venv" in call]
+    assert environments == [str(base.cache.parents[1] / "env")]
+    again = Pip()
+    prepared(revisions, root, again, monkeypatch)  # being asked for counts as use
+    assert again.calls == []
 
 
 def test_a_gpu_scope_installs_the_gpu_extra(

@@ -2,7 +2,8 @@
 
 Below the cache folder: `builds/<key>` has a side's wheel, its virtual environment and its compiled code; the key is
 made of the content (tree or wheel), the frozen dependencies and the Python. `locks/<key>` has the frozen
-dependencies of a base. A second evaluation of the same content finds everything there.
+dependencies of a base. A second evaluation of the same content finds everything there; what no evaluation has
+used for two weeks is removed by the next one.
 """
 
 import fcntl
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from sparkinfer.options import PREFIX, child_environment
 Say = Callable[[str], None]
 PACKAGE = "sparkinfer"
 _TIMEOUT = 1800  # seconds a single pip call may take
+_KEPT = 14 * 24 * 3600.0  # seconds
 _READY = "ready.json"
 _CUDA_EXTRA = "cuda"
 
@@ -71,6 +74,7 @@ def prepare(
         raise DeviceError(
             f"cannot make {root}: {error.strerror}; --cache-dir names another"
         ) from error
+    _sweep(root)
     workshop = _Workshop(root, sources.repository, device, say)
     base_wheel, base_sha = workshop.wheel(sources.base, "base")
     lock = workshop.lock(base_wheel, base_sha)
@@ -200,11 +204,19 @@ class _Workshop:
         return python, frozen
 
 
+def _sweep(root: Path) -> None:
+    """Remove builds and wheels that no evaluation has asked for since `_KEPT`; its lock file tells when that was."""
+    for mark in [*root.glob("builds/*/.lock"), *root.glob("wheels/*/.lock")]:
+        if mark.stat().st_mtime < time.time() - _KEPT:
+            shutil.rmtree(mark.parent, ignore_errors=True)
+
+
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     """Make the folder and keep other evaluations out of it meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
+        os.utime(file.fileno())
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
