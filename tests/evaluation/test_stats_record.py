@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from evaluation_records import evaluation, scope
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparkinfer.errors import MissingFileError
 from sparkinfer.evaluation.codec import RecordError, canonical, digest, parse_json
@@ -60,6 +62,8 @@ def _with(path: str, entry: Any) -> Callable[[dict[str, Any]], None]:
     [
         (_without("plan"), r"^plan is missing \(Evaluation\)$"),
         (_with("colour", 1), r"^colour is unknown; Evaluation has id, "),
+        (_with("a\nb", 1), r"^'a\\nb' is unknown; Evaluation has id"),
+        (_with("samples.0.paths", {"a\nb": "x"}), r"^samples\[0\]\.paths\.'a\\nb' is 'x'"),
         (_with("plan.colour", 1), r"^plan\.colour is unknown; Plan has seed"),
         (_with("samples.3.value", "fast"), r"^samples\[3\]\.value is 'fast'; expected a number$"),
         (_with("samples.3.value", True), r"expected a number"),
@@ -92,6 +96,36 @@ def test_what_is_wrong_is_named(change: Callable[[dict[str, Any]], None], messag
     with pytest.raises(RecordError, match=message) as caught:
         Evaluation.from_dict(values)
     assert "\n" not in str(caught.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_put_anywhere_is_read_or_refused(data: st.DataObject) -> None:
+    root = json.loads(evaluation(blocks=1).to_json())
+    place: Any = root
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        inside = place[key]
+        if not isinstance(inside, dict | list) or data.draw(st.integers(0, 3)) == 0:
+            break
+        place = inside
+    place[key] = data.draw(JSON)
+    try:
+        record = Evaluation.from_dict(root)
+    except RecordError as error:
+        assert "\n" not in str(error)
+    else:
+        assert Evaluation.from_json(record.to_json()) == record
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def _dataclass(kind: Any, value: Any, where: str, defaults: bool) -> Any:
     for name in value:
         if name not in fields:
             known = ", ".join(fields)
-            raise RecordError(f"{prefix}{name} is unknown; {kind.__name__} has {known}")
+            raise RecordError(f"{prefix}{_key(name)} is unknown; {kind.__name__} has {known}")
     missing = [
         name
         for name, field in fields.items()
@@ -151,8 +151,7 @@ def _mapping(inner: Any, value: Any, where: str, defaults: bool) -> dict[str, An
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise _wrong(where, value, "an object")
     return {
-        key: _decode(inner, entry, f"{where}.{key}" if where else key, defaults)
-        for key, entry in value.items()
+        key: _decode(inner, entry, f"{where}.{_key(key)}", defaults) for key, entry in value.items()
     }
 
 
@@ -183,6 +182,11 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and not math.isfinite(value):
         raise _wrong(where, value, "a finite number")
     return value
+
+
+def _key(name: str) -> str:
+    """A key of unknown origin as part of one line."""
+    return name if name.isidentifier() and len(name) <= 40 else f"{name[:40]!r}"
 
 
 def _wrong(where: str, value: Any, expected: str) -> RecordError:
