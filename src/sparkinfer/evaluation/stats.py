@@ -23,6 +23,7 @@ _SAMPLED_SUBSETS = 19_999
 _SIMULATED = 4000  # draws behind a predicted power
 _SIMULATE_BLOCKS = 10  # beyond, the t test has the same power as the exact one
 _MOST_BLOCKS = 500  # a prediction beyond helps nobody
+_UNIT = 1e-12  # of a log ratio
 _NORMAL = NormalDist()
 
 
@@ -39,9 +40,11 @@ class SignFlip:
     @classmethod
     def of(cls, values: Sequence[float] | Floats, seed: int = 0) -> "SignFlip":
         """Every subset of up to `EXACT_BLOCKS` values, else a seeded sample of subsets (still exact)."""
-        numbers = np.asarray(values, np.float64)
+        # Whole numbers of 1e-12 add up exactly in any order, so that p is the same on every machine.
+        numbers = np.round(np.asarray(values, np.float64) / _UNIT)
         count = len(numbers)
-        means = np.sort(_subsets(count, 0 if count <= EXACT_BLOCKS else seed) @ numbers)
+        chosen, sizes = _subsets(count, 0 if count <= EXACT_BLOCKS else seed)
+        means = np.sort(chosen @ numbers / sizes) * _UNIT
         return cls(means, len(means) + 1)
 
     def p(self, centre: float = 0.0) -> float:
@@ -67,16 +70,15 @@ class SignFlip:
 
 
 @lru_cache(maxsize=32)
-def _subsets(count: int, seed: int) -> Floats:
-    """Rows that average a subset of `count` values: all subsets but the empty one, or a sample."""
+def _subsets(count: int, seed: int) -> tuple[Floats, Floats]:
+    """Rows of 0 and 1 that choose some of `count` values, and how many: all subsets but the empty one, or a sample."""
     if count <= EXACT_BLOCKS:
         chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
     else:
         random = np.random.default_rng([seed, count])
         chosen = random.integers(0, 2, (_SAMPLED_SUBSETS, count))
         chosen = chosen[chosen.any(axis=1)]
-    rows: Floats = chosen / chosen.sum(axis=1, keepdims=True)
-    return rows
+    return chosen.astype(np.float64), chosen.sum(axis=1).astype(np.float64)
 
 
 def least_alpha(count: int) -> float:
@@ -210,10 +212,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def _thresholds(count: int, alpha: float) -> Floats:
     """Sorted effects, in standard deviations of a block, from which simulated normal blocks reject."""
     random = np.random.default_rng([20240229, count])
-    subsets = _subsets(count, 0)
+    chosen, sizes = _subsets(count, 0)
     rank = math.floor(alpha / 2 * 2**count + 1e-9)
     drawn = random.standard_normal((_SIMULATED, count))
-    lows = np.partition(drawn @ subsets.T, rank - 1, axis=1)[:, rank - 1]
+    lows = np.partition(drawn @ chosen.T / sizes, rank - 1, axis=1)[:, rank - 1]
     return np.sort(-lows)
 
 
