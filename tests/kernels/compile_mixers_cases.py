@@ -11,6 +11,7 @@ from sparkinfer.kernels.attention.triton_wide import record_wide
 from sparkinfer.kernels.block_conv import BlockConv, block_conv, block_conv_add
 from sparkinfer.kernels.conv import commit_conv, conv
 from sparkinfer.kernels.copy_rows import copy_rows
+from sparkinfer.kernels.delta_net import DeltaNet, delta_net
 from sparkinfer.kernels.gated_delta import DeltaInputs, commit_delta, gated_delta
 from sparkinfer.kernels.gated_norm import gated_norm
 from sparkinfer.kernels.rope import cache_rows, rope
@@ -69,7 +70,19 @@ def recurrent_cases():
             eps=1e-6,
         )
         yield run
-    run = recorder(1)
+    run = recorder(6)
+    gates = [buffer(16, 32), buffer(16, 32), buffer(1, 32), buffer(1, 32)]
+    net, wide = DeltaNet(GDN, 1, buffer(4, 8192), buffer(1, 128), 1e-6), buffer(16, 8192)
+    delta_net(
+        run,
+        net,
+        wide,
+        DeltaInputs(wide, *gates),
+        buffer(16, 4096),
+        params,
+        buffer(16, 4096),
+        activation(16, 4096),
+    )
     commit_conv(run, GDN, params)
     commit_delta(run, GDN, params)
     yield run

@@ -77,7 +77,7 @@ def _against(x0, x1, x2, x3, s0, s1, s2, s3):
 
 
 @triton.jit
-def _moved(s, k, delta):
+def moved(s, k, delta):
     return tl.fma(tl.broadcast_to(k[:, None], s.shape), tl.broadcast_to(delta[None, :], s.shape), s)
 
 
@@ -131,10 +131,10 @@ def delta_kernel(
         s0, s1, s2, s3 = s0 * decay, s1 * decay, s2 * decay, s3 * decay
         delta = sigmoid(b) * (value - _against(k0, k1, k2, k3, s0, s1, s2, s3))
         s0, s1, s2, s3 = (
-            _moved(s0, k0, delta),
-            _moved(s1, k1, delta),
-            _moved(s2, k2, delta),
-            _moved(s3, k3, delta),
+            moved(s0, k0, delta),
+            moved(s1, k1, delta),
+            moved(s2, k2, delta),
+            moved(s3, k3, delta),
         )
         result = _against(q0, q1, q2, q3, s0, s1, s2, s3)
         tl.store(out + row * out_stride.to(tl.int64) + head * SIZE + column, result)
@@ -176,11 +176,12 @@ def commit_kernel(
     for row in range(tl.load(run + WORD_COMMIT_ROWS).to(tl.int32)):
         k = tl.load(keys + row * KEY_HEADS * SIZE + i)
         delta = tl.load(deltas + row * VALUE_HEADS * SIZE + column)
-        s = _moved(s * tl.load(decays + row * VALUE_HEADS), k, delta)
+        s = moved(s * tl.load(decays + row * VALUE_HEADS), k, delta)
     tl.store(state + place, s)
 
 
-def _check(shape: RecurrentShape) -> None:
+def check_shape(shape: RecurrentShape) -> None:
+    """Raises ShapeError for a head size that the kernels cannot take."""
     if shape.head_size < 16 or shape.head_size != power_of_two(shape.head_size):
         raise ShapeError(
             f"gated_delta on a GPU takes a head size that is a power of two from 16 on, got {shape.head_size}"
@@ -192,7 +193,7 @@ def record(
     eps: float,
 ) -> None:  # fmt: skip
     """Raises ShapeError for a head size that is no power of two."""
-    _check(shape)
+    check_shape(shape)
     columns = min(shape.head_size, WIDE_COLUMNS if recorder.wide else COLUMNS)
     recorder.launch(
         delta_kernel, (shape.head_size // columns, shape.value_heads),
@@ -206,7 +207,7 @@ def record(
 
 def record_commit(recorder: CudaRecorder, shape: RecurrentShape, params: Buffer) -> None:
     """Raises ShapeError for a head size that is no power of two."""
-    _check(shape)
+    check_shape(shape)
     columns = min(shape.head_size, 32)
     recorder.launch(
         commit_kernel, (shape.head_size // columns, shape.value_heads, shape.layers), params.array, shape.window,
