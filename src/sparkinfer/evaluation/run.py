@@ -37,7 +37,7 @@ from sparkinfer.evaluation.inputs import (
     make_prompts,
     open_questions,
 )
-from sparkinfer.evaluation.preflight import OtherWork, describe_machine, preflight
+from sparkinfer.evaluation.preflight import OtherWork, describe_machine, preflight, query_gpus
 from sparkinfer.evaluation.process import (
     HARNESS,
     SILENCE,
@@ -355,11 +355,12 @@ class Evaluator:
                 if group.primary:
                     costs += one_time_costs(run, **place)
             self._timer.add(monotonic() - began, guards)
+        stage = f"{'block' if guards else 'A/A block'} {number}"
         if (share := self._others.share()) > _OTHERS:
-            self._note(
-                f"{'block' if guards else 'A/A block'} {number}",
-                f"other processes used {share:.0%} of the machine's CPUs meanwhile",
-            )
+            self._note(stage, f"other processes used {share:.0%} of the machine's CPUs meanwhile")
+        for gpu in query_gpus() if self._scope.device != "cpu" else ():
+            state = f"{gpu['clocks.sm']} MHz, {gpu['temperature.gpu']} C, {gpu['power.draw']} W"
+            self._note(stage, f"{gpu['name']} after it: {state}")
         return samples, costs
 
     def _process(self, side: Side, group: Group, do: Sequence[Any], name: str) -> Run:
