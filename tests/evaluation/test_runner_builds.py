@@ -7,6 +7,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ FROZEN = "numba==0.62\nnumpy==2.1\n"
 class Pip:
     """In the place of every command that `builds` runs; `fails` makes the commands that contain this text fail."""
 
-    def __init__(self, fails: str = "", adds: str = "") -> None:
+    def __init__(self, fails: str = "", adds: str = "", asks: str = "Requires-Dist: numpy") -> None:
         self.calls: list[list[str]] = []
-        self.fails, self.adds = fails, adds
+        self.fails, self.adds, self.asks = fails, adds, asks
 
     def __call__(self, command: Sequence[str], side: str, kind: str, trouble: str) -> str:
         words = list(command)
@@ -37,7 +38,9 @@ class Pip:
             folder, tree = Path(words[words.index("--wheel-dir") + 1]), Path(words[-1])
             folder.mkdir()
             text = "".join(path.read_text() for path in sorted(tree.iterdir()))
-            (folder / "sparkinfer-1-py3-none-any.whl").write_text(text)
+            with zipfile.ZipFile(folder / "sparkinfer-1-py3-none-any.whl", "w") as file:
+                for name, content in (("code.py", text), ("s.dist-info/METADATA", self.asks)):
+                    file.writestr(zipfile.ZipInfo(name), content)
         if "freeze" in words:
             return FROZEN + (self.adds if "builds" in words[0] else "")
         return ""
@@ -79,8 +82,10 @@ def test_each_side_has_its_own_environment_and_the_bases_dependencies(
     (base, candidate), _ = prepared(revisions, tmp_path / "root", pip, monkeypatch)
     assert base.runner.python != candidate.runner.python
     assert base.cache != candidate.cache
-    assert base.build.wheel_sha256 == hashlib.sha256(b"one").hexdigest()
-    assert candidate.build.wheel_sha256 == hashlib.sha256(b"two").hexdigest()
+    for built in (base.build, candidate.build):
+        (file,) = (tmp_path / "root" / "wheels" / (built.tree_sha or "")).glob("*.whl")
+        assert built.wheel_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert base.build.wheel_sha256 != candidate.build.wheel_sha256
     assert base.build.lock_sha256 == candidate.build.lock_sha256
     assert candidate.build.merged_onto == base.build.sha
     assert base.runner.environment["SPARKINFER_THREADS"] == "2"
@@ -99,6 +104,36 @@ def test_a_second_evaluation_builds_nothing(
     second, said = prepared(revisions, tmp_path / "root", again, monkeypatch)
     assert again.calls == [] and said == []
     assert first == second
+
+
+def test_bases_that_ask_for_the_same_share_its_frozen_dependencies_for_two_weeks(
+    tmp_path: Path, revisions: Sources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    prepared(revisions, root, Pip(), monkeypatch)
+    swapped = Sources(revisions.candidate, revisions.base, revisions.repository)
+    pip = Pip()
+    prepared(swapped, root, pip, monkeypatch)
+    assert pip.calls == []
+    (lock,) = (root / "locks").glob("*.txt")
+    then = time.time() - 15 * 24 * 3600
+    os.utime(lock, (then, then))
+    pip = Pip()
+    prepared(swapped, root, pip, monkeypatch)
+    assert pip.count("freeze") == 1 and lock.stat().st_mtime > then
+    other = Sources(
+        *(
+            replace(side, tree=None, kind="wheel", wheel=_no_wheel(tmp_path))
+            for side in (revisions.base, revisions.candidate)
+        )
+    )
+    with pytest.raises(BuildFailedError, match=r"no\.whl is no wheel"):
+        prepared(other, root, Pip(), monkeypatch)
+
+
+def _no_wheel(folder: Path) -> Path:
+    (folder / "no.whl").write_text("text")
+    return folder / "no.whl"
 
 
 def test_an_environment_that_was_not_finished_is_made_anew(

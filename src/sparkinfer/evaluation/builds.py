@@ -2,8 +2,8 @@
 
 Below the cache folder: `builds/<key>` has a side's wheel, its virtual environment and its compiled code; the key is
 made of the content (tree or wheel), the frozen dependencies and the Python. `locks/<key>` has the frozen
-dependencies of a base. A second evaluation of the same content finds everything there; what no evaluation has
-used for two weeks is removed by the next one.
+dependencies of all bases that ask for the same. A second evaluation of the same content finds everything
+there; what no evaluation has used for two weeks is removed by the next one.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def prepare(
     _sweep(root)
     workshop = _Workshop(root, sources.repository, device, say)
     base_wheel, base_sha = workshop.wheel(sources.base, "base")
-    lock = workshop.lock(base_wheel, base_sha)
+    lock = workshop.lock(base_wheel)
     base = workshop.environment(sources.base, "base", base_wheel, base_sha, lock)
     wheel, sha = workshop.wheel(sources.candidate, "candidate")
     return base, workshop.environment(sources.candidate, "candidate", wheel, sha, lock)
@@ -146,14 +147,17 @@ class _Workshop:
             built[0].replace(target)  # the same file system: whole or not at all
         return target
 
-    def lock(self, wheel: Path | None, sha: str | None) -> str:
-        """Return the frozen dependencies of the base, one `name==version` a line."""
+    def lock(self, wheel: Path | None) -> str:
+        """Return the frozen dependencies of the base, one `name==version` a line.
+
+        Bases that ask for the same share them for two weeks; then they are resolved again.
+        """
         if wheel is None:
             return _freeze(Path(sys.executable), "base")
-        key = _key(sha, self._extra, _python_tag())
+        key = _key(_requirements(wheel), self._extra, _python_tag())
         path = self.root / "locks" / f"{key}.txt"
         with _only_one(path.with_suffix("")):
-            if not path.exists():
+            if not path.exists() or path.stat().st_mtime < time.time() - _KEPT:
                 self.say("base: resolving its dependencies")
                 with tempfile.TemporaryDirectory(dir=self.root, prefix="lock-") as name:
                     python = _new_environment(Path(name) / "env", "base")
@@ -219,6 +223,17 @@ def _only_one(folder: Path) -> Iterator[None]:
         os.utime(file.fileno())
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _requirements(wheel: Path) -> str:
+    """Return what the base's wheel asks for. Raises: BuildFailedError for a file that is no wheel."""
+    try:
+        with zipfile.ZipFile(wheel) as file:
+            name = next(n for n in file.namelist() if n.endswith(".dist-info/METADATA"))
+            lines = file.read(name).decode("utf-8", "replace").splitlines()
+    except (zipfile.BadZipFile, StopIteration):
+        raise BuildFailedError("base", "failure", f"{wheel.name} is no wheel") from None
+    return "\n".join(sorted(line for line in lines if line.startswith("Requires-")))
 
 
 def _new_environment(folder: Path, side: Side) -> Path:
