@@ -132,10 +132,10 @@ def agree(block, part, tolerance=1e-5):
     ],
 )
 def test_experts(gate, down, n, width):
-    block = Block(gate, down, 5, 2, n, width)
-    everything = inputs(4, n, 5)
+    block = Block(gate, down, 4, 2, n, width)
+    everything = inputs(3, n, 4)
     got = agree(block, everything)
-    alone = [block.run(*(part[r : r + 1] for part in everything)) for r in range(4)]
+    alone = [block.run(*(part[r : r + 1] for part in everything)) for r in range(3)]
     same_bits(got, np.concatenate(alone), "rows against single ones")
 
 

@@ -67,7 +67,7 @@ def test_linear_has_the_references_values_and_the_bits_of_single_rows(format_nam
 
 @pytest.mark.parametrize(
     ("format_name", "inputs"),
-    [("Q4_0", 32), ("Q8_0", 96), ("Q5_1", 576), ("Q4_K", 2304), ("Q6_K", 4352), ("F32", 48), ("F16", 129), ("F32", 1)],
+    [("Q4_0", 32), ("Q8_0", 96), ("Q5_1", 576), ("Q4_K", 2304), ("Q6_K", 2560), ("F32", 48), ("F16", 129), ("F32", 1)],
 )  # fmt: skip
 def test_widths_that_are_no_power_of_two(format_name, inputs):
     check(format_name, 9, inputs, 2)
@@ -127,7 +127,7 @@ def test_weights_of_one_form_share_a_launch_and_others_have_their_own():
 
 
 @pytest.mark.parametrize("format_name", ["Q4_0", "Q8_0", "Q6_K", "Q5_K", "Q2_K", "Q3_K"])
-@pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F])
+@pytest.mark.parametrize("fill", [0xFF, 0x80])
 def test_the_largest_codes_do_not_overflow(format_name, fill):
     """Activations at +-127 times the scale, all bits of the weights alike."""
     quant = QUANT_FORMATS[format_name]
@@ -188,7 +188,7 @@ def gated(gate, up, x, outputs, quantised):
         ("Q4_K", "Q4_K", 256, 96),
         ("Q8_0", "Q8_0", 96, 32),
         ("Q4_K", "Q6_K", 512, 32),
-        ("Q4_0", "Q8_0", 2048, 32),
+        ("Q4_0", "Q8_0", 1056, 32),
         ("F32", "F16", 256, 32),
         ("F32", "F32", 64, 32),
     ],
@@ -204,14 +204,8 @@ def test_gated_linear(gate, up, inputs, outputs):
     exact_g, exact_u = (np.abs(reference(seen, w)) for w in (a_values, b_values))
     size = 1.1 * g * exact_u + exact_g * u + g * u * TOLERANCE + exact_g * exact_u
     assert_close(host(out.f32), wanted, size, TOLERANCE)
-    codes, floats = q8_views(out.q8)
-    wanted_codes, wanted_floats = int8_blocks(host(out.f32))
-    difference = codes.cpu().contiguous().numpy().view(np.int8).astype(int) - wanted_codes
-    assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01
-    assert_close(floats.cpu().numpy(), wanted_floats, np.abs(wanted_floats).max(), 0.01)
     alone = [gated(a, b, x[r : r + 1], outputs, True) for r in range(3)]
     same_bits(host(out.f32), np.concatenate([host(act.f32) for act in alone]))
-    same_bits(host(out.q8), np.concatenate([host(act.q8) for act in alone]))
 
 
 @pytest.mark.parametrize(("gate", "up"), [("Q4_K", "Q4_K"), ("Q8_0", "Q6_K")])
@@ -222,26 +216,36 @@ def test_gated_linear_of_many_rows(gate, up):
     out = gated(a, b, x, 96, True)
     wanted, got = gated_reference(x, a_values, b_values), host(out.f32)
     assert np.linalg.norm(got - wanted) < 2e-3 * np.linalg.norm(wanted)
-    codes, floats = q8_views(out.q8)
-    back = (
-        codes.cpu().contiguous().numpy().view(np.int8).reshape(21, 3, 32)
-        * floats.cpu().numpy()[:, :3, None]
-    )
-    assert np.abs(back.reshape(21, 96) - got).max() <= 0.51 / 127 * np.abs(got).max()
 
 
-def test_a_gated_product_without_int8_blocks_and_the_counters_of_a_second_run():
-    a, _ = weight("Q8_0", 64, 64, seed=1)
+def test_wide_results_get_their_int8_blocks_from_the_last_program_of_each():
+    """Narrow ones have none: the products that read them make them. A second run finds the counters at zero."""
+    a, _ = weight("Q8_0", 1056, 64, seed=1)
     x = random_rows(2, 64)
-    out = blank_activation(2, 64, quantised=True)
+    out = blank_activation(2, 1056, quantised=True)
     recorder = backend().recorder(2)
     gated_linear(recorder, activation(x, quantised=True), a, a, out)
     tape = recorder.finish()
-    tape.replay()
-    backend().wait()
-    first = host(out.q8).copy()
-    out.q8.array.fill_(255)
-    tape.replay()
-    backend().wait()
-    same_bits(host(out.q8), first)
-    same_bits(host(gated(a, a, x, 64, False).f32), host(out.f32))
+    for _ in range(2):
+        out.q8.array.fill_(255)
+        tape.replay()
+        backend().wait()
+        codes, floats = q8_views(out.q8)
+        wanted_codes, wanted_floats = int8_blocks(host(out.f32))
+        difference = codes.cpu().contiguous().numpy().view(np.int8).astype(int) - wanted_codes
+        assert np.abs(difference).max() <= 1 and (difference != 0).mean() < 0.01
+        assert_close(floats.cpu().numpy(), wanted_floats, np.abs(wanted_floats).max(), 0.01)
+
+
+def test_a_gated_product_feeds_a_narrow_product():
+    """The int8 blocks that the reader makes are those it would have found."""
+    a, _ = weight("Q8_0", 96, 64, seed=1)
+    down, down_values = weight("Q4_0", 16, 96, seed=2)
+    x = random_rows(3, 64, scale=0.1)
+    hidden, out = blank_activation(3, 96, quantised=True), blank(3, 16)
+    recorder = backend().recorder(3)
+    gated_linear(recorder, activation(x, quantised=True), a, a, hidden)
+    linear(recorder, hidden, [down], [out])
+    run(recorder)
+    h = quantised_rows(host(hidden.f32))
+    assert_close(host(out), reference(h, down_values), np.abs(h) @ np.abs(down_values).T, TOLERANCE)

@@ -7,8 +7,8 @@ spreads over lanes, so an output's sum ends in shuffles inside a warp, and the a
 
 Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
 multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. A row is computed
-by the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched with
-`enable_fp_fusion=False`, so the compiler fuses nothing else.
+by the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched
+with `enable_fp_fusion=False`, so the compiler fuses nothing else.
 """
 
 from dataclasses import dataclass
@@ -130,85 +130,21 @@ def _get(pointer, live, EVEN: tl.constexpr):
 
 
 @triton.jit
-def weight_codes(w, total, row, n, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.constexpr):
-    """lo and hi int32 [F, B, 4]: codes 0-15 and 16-31 of every group as signed bytes (6 bits: 4 (q - 32))."""
-    i = tl.arange(0, 4)[None, None, :]
-    n3, g3 = n[:, :, None], g[:, :, None]
+def weight_load(
+    w, total, row, n, g, groups, unit, live,
+    BITS: tl.constexpr, MODE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of a weight as it lies in memory: main words (8 bits: two halves), extra words, scales, supers.
+
+    What a form does not have is a number. Loads only: the tile is on its way when the caller goes on.
+    """
     if EVEN:
         live3 = live
     else:
         live3 = live[:, :, None]
-    if BITS == 8:
-        at = w + row * (groups * 8)
-        lo = _get(at + n3 * (groups * 8) + g3 * 4 + i, live3, EVEN)
-        hi = _get(at + n3 * (groups * 8) + (groups + g3) * 4 + i, live3, EVEN)
-    else:
-        q = _get(w + row * (groups * 4) + n3 * (groups * 4) + g3 * 4 + i, live3, EVEN)
-        if BITS == 6:
-            # bits 2i, 2i + 1 of a byte of the extra words are the upper two bits of one code, the top one flipped;
-            # the byte (code << 2) ^ 128 is 4 (code - 32) as a signed number
-            at = w + total.to(tl.int64) * (groups * 4) + row * (groups * 2)
-            a = _get(at + n * (groups * 2) + g * unit, live, EVEN)[:, :, None]
-            b = _get(at + n * (groups * 2) + groups + g * unit, live, EVEN)[:, :, None]
-            lo = ((q << 2) & 0x3C3C3C3C) | ((a << (6 - 2 * i)) & -0x3F3F3F40)
-            hi = ((q >> 2) & 0x3C3C3C3C) | ((b << (6 - 2 * i)) & -0x3F3F3F40)
-        else:
-            lo = q & 0x0F0F0F0F
-            hi = (q >> 4) & 0x0F0F0F0F
-            if BITS == 5:  # bit i of a byte belongs to lo, bit 4 + i to hi
-                at = w + total.to(tl.int64) * (groups * 4) + row * groups
-                a = _get(at + n * groups + g * unit, live, EVEN)[:, :, None]
-                lo = lo | ((a << (4 - i)) & 0x10101010)
-                hi = hi | ((a >> i) & 0x10101010)
-    return lo, hi
-
-
-@triton.jit
-def weight_scales(
-    w, total, row, n, g, groups, unit, live,
-    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """s and m float32 [F, B] (m is negative: it is added), and packed bytes int32 [F, B] of modes with sub-scales."""
-    WORDS: tl.constexpr = 8 if BITS == 8 else BITS if BITS == 5 else 6 if BITS == 6 else 4
-    start = w + total.to(tl.int64) * (groups * WORDS)
-    if MODE == 1 or MODE == 4:
-        word = _get(start + row * groups + n * groups + g * unit, live, EVEN)
-        supers = start + total.to(tl.int64) * groups
-    else:
-        halves = start.to(tl.pointer_type(tl.int16)) + row * groups
-        word = _get(halves + n * groups + g * unit, live, EVEN).to(tl.int32)
-        supers = start + (total // 2).to(tl.int64) * groups
-    if MODE >= 2:
-        blocks = groups // 8
-        pair = _get(supers + row * blocks + n * blocks + g // 8, live, EVEN)
-        d = half_of(pair)
-    if MODE == 0:
-        s = half_of(word)
-        m = s * (-1.0 * ZERO)
-    elif MODE == 1:
-        s = half_of(word)
-        m = half_of(word >> 16)
-    elif MODE == 2:
-        s = d * signed_byte(word, 0).to(tl.float32)
-        m = (half_of(pair >> 16) * -1.0) * ((word >> 8) & 255).to(tl.float32)
-    elif MODE == 3:
-        s = d * 0.25  # the codes are four times too large
-        m = s
-    else:
-        s = d
-        m = half_of(pair >> 16) * -1.0
-    return s, m, word
-
-
-@triton.jit
-def weight_part(
-    w, total, row, n, g, groups, unit, live,
-    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """One tile of a weight in registers: what `part_dot` takes. Floats: the values [F, B, V] and three dummies."""
+    n3, g3 = n[:, :, None], g[:, :, None]
     if BITS > 8:
         V: tl.constexpr = 4 if BITS == 32 else 8
-        i = tl.arange(0, V)[None, None, :]
         if BITS == 32:
             at = w.to(tl.pointer_type(tl.float32))
         elif BITS == 16:
@@ -216,16 +152,103 @@ def weight_part(
         else:
             at = w.to(tl.pointer_type(tl.bfloat16))
         at = at + row * (groups * V)
-        if EVEN:
-            live3 = live
+        i = tl.arange(0, V)[None, None, :]
+        return _get(at + n3 * (groups * V) + g3 * V + i, live3, EVEN), 0, 0, 0, 0
+    else:
+        i = tl.arange(0, 4)[None, None, :]
+        MAIN: tl.constexpr = 8 if BITS == 8 else 4
+        EXTRA: tl.constexpr = 1 if BITS == 5 else 2 if BITS == 6 else 0
+        at = w + row * (groups * MAIN)
+        q = _get(at + n3 * (groups * MAIN) + g3 * 4 + i, live3, EVEN)
+        a, b = 0, 0
+        if BITS == 8:
+            a = _get(at + n3 * (groups * MAIN) + (groups + g3) * 4 + i, live3, EVEN)
+        plane = w + total.to(tl.int64) * (groups * MAIN)
+        if EXTRA > 0:
+            at = plane + row * (groups * EXTRA)
+            a = _get(at + n * (groups * EXTRA) + g * unit, live, EVEN)
+            if EXTRA > 1:
+                b = _get(at + n * (groups * EXTRA) + groups + g * unit, live, EVEN)
+        plane += total.to(tl.int64) * (groups * EXTRA)
+        if MODE == 1 or MODE == 4:
+            word = _get(plane + row * groups + n * groups + g * unit, live, EVEN)
+            plane += total.to(tl.int64) * groups
         else:
-            live3 = live[:, :, None]
-        values = _get(at + n[:, :, None] * (groups * V) + g[:, :, None] * V + i, live3, EVEN)
+            at = plane.to(tl.pointer_type(tl.int16)) + row * groups
+            word = _get(at + n * groups + g * unit, live, EVEN)
+            plane += (total // 2).to(tl.int64) * groups
+        pair = 0
+        if MODE >= 2:
+            blocks = groups // 8
+            pair = _get(plane + row * blocks + n * blocks + g // 8, live, EVEN)
+        return q, a, b, word, pair
+
+
+@triton.jit
+def weight_codes(raw, BITS: tl.constexpr):
+    """lo and hi int32 [F, B, 4]: codes 0-15 and 16-31 of every group as signed bytes (6 bits: 4 (q - 32))."""
+    q, a, b, _, _ = raw
+    if BITS == 8:
+        return q, a
+    else:
+        i = tl.arange(0, 4)[None, None, :]
+        if BITS == 6:
+            # bits 2i, 2i + 1 of a byte of the extra words are the upper two bits of one code, the top one flipped;
+            # the byte (code << 2) ^ 128 is 4 (code - 32) as a signed number
+            lo = ((q << 2) & 0x3C3C3C3C) | ((a[:, :, None] << (6 - 2 * i)) & -0x3F3F3F40)
+            hi = ((q >> 2) & 0x3C3C3C3C) | ((b[:, :, None] << (6 - 2 * i)) & -0x3F3F3F40)
+        else:
+            lo = q & 0x0F0F0F0F
+            hi = (q >> 4) & 0x0F0F0F0F
+            if BITS == 5:  # bit i of a byte belongs to lo, bit 4 + i to hi
+                lo = lo | ((a[:, :, None] << (4 - i)) & 0x10101010)
+                hi = hi | ((a[:, :, None] >> i) & 0x10101010)
+        return lo, hi
+
+
+@triton.jit
+def weight_scales(raw, MODE: tl.constexpr, ZERO: tl.constexpr):
+    """s and m float32 [F, B] (m is negative: it is added), and packed bytes int32 [F, B] of modes with sub-scales."""
+    _, _, _, word, pair = raw
+    word = word.to(tl.int32)
+    if MODE == 0:
+        s = half_of(word)
+        m = s * (-1.0 * ZERO)
+    elif MODE == 1:
+        s = half_of(word)
+        m = half_of(word >> 16)
+    elif MODE == 2:
+        s = half_of(pair) * signed_byte(word, 0).to(tl.float32)
+        m = (half_of(pair >> 16) * -1.0) * ((word >> 8) & 255).to(tl.float32)
+    elif MODE == 3:
+        s = half_of(pair) * 0.25  # the codes are four times too large
+        m = s
+    else:
+        s = half_of(pair)
+        m = half_of(pair >> 16) * -1.0
+    return s, m, word
+
+
+@triton.jit
+def weight_decode(raw, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr):
+    """A loaded tile as `part_dot` takes it. Floats: the values [F, B, V] and dummies."""
+    if BITS > 8:
+        values, _, _, _, _ = raw
         return values, values, 0.0, 0.0, 0
     else:
-        lo, hi = weight_codes(w, total, row, n, g, groups, unit, live, BITS, EVEN)
-        s, m, word = weight_scales(w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN)
+        lo, hi = weight_codes(raw, BITS)
+        s, m, word = weight_scales(raw, MODE, ZERO)
         return lo, hi, s, m, word
+
+
+@triton.jit
+def weight_part(
+    w, total, row, n, g, groups, unit, live,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """One tile of a weight, loaded and decoded."""
+    raw = weight_load(w, total, row, n, g, groups, unit, live, BITS, MODE, EVEN)
+    return weight_decode(raw, BITS, MODE, ZERO)
 
 
 @triton.jit
@@ -295,36 +318,60 @@ def tile_rows(F: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def weight_parts(
+def load_parts(
     w, total, row, groups, unit,
-    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    BITS: tl.constexpr, MODE: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The whole width of F / G * B outputs from `row` (int64) on, as a tuple of CHUNKS tiles."""
+    """The whole width of F / G * B outputs from `row` (int64) on, as a tuple of CHUNKS tiles that are on their way."""
     n, first = tile_rows(F, G, B)
     parts = ()
     for c in tl.static_range(CHUNKS):
         g = first + c * G
-        live = g < groups
         parts = parts + (  # noqa: RUF005 Triton knows no unpacking
-            weight_part(w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN),
+            weight_load(w, total, row, n, g, groups, unit, g < groups, BITS, MODE, EVEN),
         )
+    return parts
+
+
+@triton.jit
+def decode_parts(
+    raw, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """What `load_parts` loaded, as `parts_dot` takes it."""
+    parts = ()
+    for c in tl.static_range(CHUNKS):
+        parts = parts + (weight_decode(raw[c], BITS, MODE, ZERO),)  # noqa: RUF005
     return parts
 
 
 @triton.jit
 def input_parts(
     x, xf, groups, unit,
-    BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
-    EVEN: tl.constexpr,
+    LATE: tl.constexpr, BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One row of the input, cut as `weight_parts` cuts the weight."""
+    """One row of the input, cut as `load_parts` cuts the weight. LATE: its int8 blocks are made here, from float32."""
     _, first = tile_rows(F, G, B)
     parts = ()
     for c in tl.static_range(CHUNKS):
         g = first + c * G
-        parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)  # noqa: RUF005 Triton
+        if LATE:
+            parts = parts + (late_part(xf, g, groups, F, EVEN),)  # noqa: RUF005
+        else:
+            parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)  # noqa: RUF005
     return parts
+
+
+@triton.jit
+def late_part(x, g, groups, F: tl.constexpr, EVEN: tl.constexpr):
+    """`input_part` of a quantised weight from a row of float32: the same bits as `store_blocks` and reading back."""
+    y = _get(x + g * 32 + tl.arange(0, 32)[None, :], g < groups, EVEN).to(tl.float32)
+    code, scale, total = int8_blocks(y)
+    bytes4 = (tl.reshape(code, [F, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
+    words = tl.permute(tl.reshape(tl.sum(bytes4, 2), [F, 2, 4]), (0, 2, 1))
+    lo, hi = tl.split(words)
+    return lo[:, None, :], hi[:, None, :], scale[:, None], total[:, None]
 
 
 @triton.jit
@@ -394,3 +441,93 @@ def quantise_when_last(
         place = tl.zeros([MOST], tl.int32) + block
         store_blocks(codes, floats, stride, groups, first + r, place, y, live)
         tl.store(counter, 0)
+
+
+@triton.jit
+def rows_product(
+    raw, x, xf, x_stride, count, groups, unit, target, stride,
+    ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the rows after it."""
+    values = input_parts(x, xf, groups, unit, LATE, BITS, F, G, B, CHUNKS, EVEN)
+    if ONE:
+        if ADD:
+            before = tl.load(target)
+        tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
+        weight = decode_parts(raw, BITS, MODE, ZERO, CHUNKS)
+        result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        if ADD:
+            result += before
+        tl.store(target, result)
+    else:
+        weight = decode_parts(raw, BITS, MODE, ZERO, CHUNKS)
+        for r in range(bound(count)):
+            # the next row is on its way while this one is computed
+            ahead = tl.minimum(r + 1, count - 1) * x_stride
+            coming = input_parts(
+                x + ahead, xf + ahead, groups, unit, LATE, BITS, F, G, B, CHUNKS, EVEN
+            )
+            result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+            if ADD:
+                result += tl.load(target)
+            tl.store(target, result)
+            target += stride
+            values = coming
+
+
+@triton.jit
+def rows_gated(
+    graw, uraw, x, xf, x_stride, rows_of, count, groups, up_groups, unit, target, stride,
+    ONE: tl.constexpr, GATHER: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
+    GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
+    GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
+    UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
+    UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
+):  # fmt: skip
+    """Write silu(gate) * up of `count` rows to `target` [GF / GG * GB] and the rows after it.
+
+    The rows of x are the first ones, or with GATHER those that `rows_of` (int64) names. SAME: gate and up read a row
+    in the same parts.
+    """
+    at = 0
+    if GATHER and not ONE:
+        at = tl.load(rows_of).to(tl.int32) * x_stride
+    values = input_parts(x + at, xf + at, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+    if ONE:
+        if SAME:
+            other = values
+        else:
+            other = input_parts(x, xf, up_groups, unit, LATE, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
+        tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
+        g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
+        u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
+        a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
+        b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+        tl.store(target, a * sigmoid(a) * b)
+    else:
+        g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
+        u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
+        for r in range(bound(count)):
+            ahead = tl.minimum(r + 1, count - 1)  # on its way while this row is computed
+            if GATHER:
+                ahead = tl.load(rows_of + ahead).to(tl.int32)
+            ahead = ahead * x_stride
+            coming = input_parts(
+                x + ahead, xf + ahead, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN
+            )
+            a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
+            if SAME:
+                b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+            else:
+                here = r * x_stride
+                if GATHER:
+                    here = tl.load(rows_of + r).to(tl.int32) * x_stride
+                other = input_parts(
+                    x + here, xf + here, up_groups, unit, LATE, UBITS, UF, UG, UB, UCHUNKS, UEVEN
+                )
+                b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+            tl.store(target, a * sigmoid(a) * b)
+            target += stride
+            values = coming

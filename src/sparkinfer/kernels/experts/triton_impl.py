@@ -11,6 +11,7 @@ from sparkinfer.kernels.experts.triton_wide import record_wide_hidden, record_wi
 from sparkinfer.kernels.gated_linear.triton_impl import (
     BLOCK,
     ROWS,
+    blocks_wanted,
     counters,
     paired_tiles,
     same_cut,
@@ -20,17 +21,19 @@ from sparkinfer.kernels.linear.triton_impl import (
     choose_tile,
     constants,
     input_views,
+    is_late,
+    processors,
     stride_of,
 )
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
-    bound,
-    input_parts,
-    parts_dot,
+    load_parts,
     quantise_when_last,
+    rows_gated,
+    rows_product,
     sigmoid,
-    weight_parts,
 )
 
 _COLUMNS = 256  # of a combine program
@@ -38,12 +41,14 @@ _COLUMNS = 256  # of a combine program
 
 @triton.jit
 def entry_of(table, index, pairs):
-    """Id of an active expert, its number of rows (0 where there is no such expert) and its first slot."""
-    there = index < tl.load(table)
+    """Id of an active expert, its number of rows (0 where there is no such expert) and its first slot.
+
+    The loads do not wait for each other: past the last entry old ones are read, and not used.
+    """
+    active = tl.load(table)
     at = table + 1 + pairs + 3 * index
-    expert = tl.load(at, mask=there, other=0)
-    count = tl.load(at + 1, mask=there, other=0)
-    return expert, count.to(tl.int32), tl.load(at + 2, mask=there, other=0).to(tl.int32)
+    expert, count, first = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    return expert, tl.where(index < active, count, 0).to(tl.int32), first.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["unit"])
@@ -51,62 +56,34 @@ def hidden_kernel(
     x, xf, x_stride, unit, table, pairs, entries,
     gate, gate_total, gate_rows, gate_groups, up, up_total, up_rows, up_groups,
     out, out_stride, codes, floats, q_stride, counters, width,
-    QUANTISED: tl.constexpr, ROWS: tl.constexpr, SAME: tl.constexpr,
+    QUANTISED: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
 ):  # fmt: skip
     """hidden[slot] of one active expert, a part of its outputs, up to ROWS of its slots."""
+    release_next()
     N: tl.constexpr = GF // GG * GB
     index = tl.program_id(1)
-    expert, slots, first_slot = entry_of(table, index, pairs)
+    first = tl.program_id(0) * N
     start = tl.program_id(2) * ROWS
+    await_inputs()
+    expert, slots, first_slot = entry_of(table, index, pairs)
     if start < slots:
-        count = tl.minimum(ROWS, slots - start)
-        first = tl.program_id(0) * N
-        slot = first_slot + start
-        row_of = table + 1 + pairs + 3 * entries + slot
-        at = tl.load(row_of).to(tl.int32) * x_stride
-        values = input_parts(x + at, xf + at, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
         row = expert * gate_rows + first
-        g = weight_parts(
-            gate,
-            gate_total,
-            row,
-            gate_groups,
-            unit,
-            GBITS,
-            GMODE,
-            GZERO,
-            GF,
-            GG,
-            GB,
-            GCHUNKS,
-            GEVEN,
+        g = load_parts(
+            gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GF, GG, GB, GCHUNKS, GEVEN
         )
         row = expert * up_rows + first
-        u = weight_parts(
-            up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
-        )
-        target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
-        for r in range(bound(count)):
-            ahead = tl.load(row_of + tl.minimum(r + 1, count - 1)).to(tl.int32) * x_stride
-            coming = input_parts(
-                x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
-            )
-            a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
-            if SAME:
-                b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-            else:
-                here = tl.load(row_of + r).to(tl.int32) * x_stride
-                other = input_parts(
-                    x + here, xf + here, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN
-                )
-                b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-            tl.store(target, a * sigmoid(a) * b)
-            target += out_stride
-            values = coming
+        u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
+        count = tl.minimum(ROWS, slots - start)
+        slot = first_slot + start
+        rows_gated(
+            g, u, x, xf, x_stride, table + 1 + pairs + 3 * entries + slot, count, gate_groups, up_groups, unit,
+            out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride, ONE, True, SAME, LATE,
+            GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
+        )  # fmt: skip
         if QUANTISED:
             groups = width // 32
             place = first // 32
@@ -130,29 +107,28 @@ def hidden_kernel(
 @triton.jit(do_not_specialize=["unit"])
 def out_kernel(
     x, xf, x_stride, unit, table, pairs, w, total, expert_rows, groups, out, out_stride,
-    ROWS: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    ROWS: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """out[slot] = down_e . hidden[slot] for the slots of one active expert."""
+    release_next()
     N: tl.constexpr = F // G * B
-    expert, slots, first_slot = entry_of(table, tl.program_id(1), pairs)
+    first = tl.program_id(0) * N
     start = tl.program_id(2) * ROWS
+    await_inputs()
+    expert, slots, first_slot = entry_of(table, tl.program_id(1), pairs)
     if start < slots:
-        count = tl.minimum(ROWS, slots - start)
-        first = tl.program_id(0) * N
-        slot = first_slot + start
-        x += slot * x_stride
-        xf += slot * x_stride
-        values = input_parts(x, xf, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
         row = expert * expert_rows + first
-        weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
-        target = out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N)
-        for r in range(bound(count)):
-            ahead = tl.minimum(r + 1, count - 1) * x_stride
-            coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
-            tl.store(target, parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS))
-            target += out_stride
-            values = coming
+        raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
+        count = tl.minimum(ROWS, slots - start)
+        slot = first_slot + start
+        at = slot * x_stride
+        rows_product(
+            raw, x + at, xf + at, x_stride, count, groups, unit,
+            out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride,
+            False, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -160,6 +136,8 @@ def combine_kernel(
     table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride, out, out_stride,
     width, USED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    release_next()
+    await_inputs()
     row = tl.program_id(0)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live = n < width
@@ -199,13 +177,13 @@ def record_hidden(
         record_wide_hidden(recorder, x, gate, up, routing, buffers)
         return
     pairs, active, blocks = _active(recorder, routing)
-    sms = recorder.owner.sms
-    first, second = paired_tiles(gate, up, _expected(routing, gate.outputs), sms)
+    sms = processors(recorder)
+    first, second = paired_tiles(gate, up, _expected(routing, gate.outputs), sms, recorder.rows)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)
     hidden = buffers.hidden.f32.array
     codes = scales = hidden
-    if buffers.hidden.q8 is not None:
+    if blocks_wanted(buffers.hidden):
         codes, scales = q8_views(buffers.hidden.q8)
     groups = gate.outputs // BLOCK
     recorder.launch(
@@ -215,9 +193,10 @@ def record_hidden(
         up.words, up.total, up.padded_outputs, up.groups,
         hidden, stride_of(hidden), codes, scales, stride_of(codes),
         counters(recorder, active * blocks * groups), gate.outputs,
-        QUANTISED=buffers.hidden.q8 is not None, ROWS=ROWS, SAME=same_cut(gate, up, first, second),
+        QUANTISED=blocks_wanted(buffers.hidden), ROWS=ROWS, ONE=recorder.rows == 1,
+        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
-        num_warps=first.warps, **EXACT,
+        num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip
 
 
@@ -230,7 +209,7 @@ def record_out(
         return
     pairs, active, blocks = _active(recorder, routing)
     outputs = _expected(routing, down.padded_outputs)
-    tile = choose_tile(down.form, down.groups, outputs, recorder.owner.sms)
+    tile = choose_tile(down.form, down.groups, outputs, processors(recorder))
     assert down.padded_outputs % tile.rows == 0, (down.padded_outputs, tile)
     words, floats = input_views(buffers.hidden, down)
     out = buffers.out.array
@@ -238,7 +217,8 @@ def record_out(
         out_kernel, (down.padded_outputs // tile.rows, active, blocks),
         words, floats, stride_of(words), 1, routing.table.array, pairs,
         down.words, down.total, down.padded_outputs, down.groups, out, stride_of(out),
-        ROWS=ROWS, **constants(down), **tile.constants(), num_warps=tile.warps, **EXACT,
+        ROWS=ROWS, ONE=recorder.rows == 1, LATE=is_late(down), **constants(down), **tile.constants(),
+        num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip
 
 
@@ -259,5 +239,5 @@ def record_combine(
     recorder.launch(
         combine_kernel, (recorder.rows, -(-out.width // columns)),
         routing.table.array, *strided, out.width, USED=routing.used, COLUMNS=columns,
-        num_warps=2, **EXACT,
+        num_warps=2, overlap=True, **EXACT,
     )  # fmt: skip

@@ -10,23 +10,20 @@ from sparkinfer.backend.base import Activation
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
 from sparkinfer.kernels.linear.triton_impl import (
     EXACT,
+    LATE_INPUTS,
     Tile,
     choose_tile,
     constants,
     input_views,
+    is_late,
+    processors,
     stride_of,
 )
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import record_wide_gated
 from sparkinfer.kernels.quantise.triton_impl import record as record_quantise
-from sparkinfer.kernels.triton_quant import (
-    bound,
-    input_parts,
-    parts_dot,
-    quantise_when_last,
-    sigmoid,
-    weight_parts,
-)
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
+from sparkinfer.kernels.triton_quant import load_parts, quantise_when_last, rows_gated
 
 BLOCK = 32
 ROWS = 16  # that a program computes at most
@@ -36,42 +33,28 @@ ROWS = 16  # that a program computes at most
 def gated_kernel(
     x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups,
     out, out_stride, codes, floats, q_stride, counters,
-    QUANTISED: tl.constexpr, ROWS: tl.constexpr, SAME: tl.constexpr,
+    QUANTISED: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
 ):  # fmt: skip
+    release_next()
     N: tl.constexpr = GF // GG * GB
     first = tl.program_id(0) * N
     row = first.to(tl.int64)
+    g = load_parts(
+        gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GF, GG, GB, GCHUNKS, GEVEN
+    )
+    u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
+    await_inputs()
     start = tl.program_id(1) * block
     count = tl.minimum(block, rows - start)
-    x += start * x_stride
-    xf += start * x_stride
-    values = input_parts(x, xf, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
-    g = weight_parts(
-        gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN
-    )
-    u = weight_parts(
-        up, up_total, row, up_groups, unit, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN
-    )
-    target = out + start * out_stride + first + tl.arange(0, N)
-    for r in range(bound(count)):
-        ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
-        coming = input_parts(
-            x + ahead, xf + ahead, gate_groups, unit, GBITS, GF, GG, GB, GCHUNKS, GEVEN
-        )
-        a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
-        if SAME:
-            b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-        else:
-            at = r * x_stride
-            other = input_parts(x + at, xf + at, up_groups, unit, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
-            b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-        tl.store(target, a * sigmoid(a) * b)
-        target += out_stride
-        values = coming
+    rows_gated(
+        g, u, x + start * x_stride, xf + start * x_stride, x_stride, counters, count, gate_groups, up_groups, unit,
+        out + start * out_stride + first + tl.arange(0, N), out_stride, ONE, False, SAME, LATE,
+        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
+    )  # fmt: skip
     if QUANTISED:
         groups = gate_total // 32
         place = first // 32
@@ -81,17 +64,25 @@ def gated_kernel(
         )  # fmt: skip
 
 
-def paired_tiles(gate: TritonWeight, up: TritonWeight, outputs: int, sms: int) -> tuple[Tile, Tile]:
+def paired_tiles(
+    gate: TritonWeight, up: TritonWeight, outputs: int, sms: int, rows: int
+) -> tuple[Tile, Tile]:
     """Tiles of gate and up with the same outputs and warps, for `outputs` outputs of each."""
-    first = choose_tile(gate.form, gate.groups, outputs, sms, most=4)
-    second = choose_tile(up.form, up.groups, outputs, sms, most=4)
-    rows, warps = max(first.rows, second.rows), max(first.warps, second.warps)
-    return _resized(first, min(rows, BLOCK), warps), _resized(second, min(rows, BLOCK), warps)
+    most = 4 if rows == 1 else 2  # decoded codes stay in registers while rows pass by
+    first = choose_tile(gate.form, gate.groups, outputs, sms, most=most)
+    second = choose_tile(up.form, up.groups, outputs, sms, most=most)
+    n, warps = max(first.rows, second.rows), max(first.warps, second.warps)
+    return _resized(first, min(n, BLOCK), warps), _resized(second, min(n, BLOCK), warps)
 
 
 def _resized(tile: Tile, rows: int, warps: int) -> Tile:
     lanes = max(tile.lanes, 32 * warps) if tile.groups >= 32 * warps else tile.lanes
     return replace(tile, lanes=lanes, outputs=max(1, rows * tile.groups // lanes), warps=warps)
+
+
+def blocks_wanted(out: Activation) -> bool:
+    """Somebody reads int8 blocks of these rows."""
+    return out.q8 is not None and out.f32.width > LATE_INPUTS
 
 
 def same_cut(gate: TritonWeight, up: TritonWeight, first: Tile, second: Tile) -> bool:
@@ -108,23 +99,26 @@ def counters(recorder: CudaRecorder, count: int) -> torch.Tensor:
 def record(
     recorder: CudaRecorder, x: Activation, gate: TritonWeight, up: TritonWeight, out: Activation
 ) -> None:
-    """Pinned as `linear`. The float32 result is written as well as its int8 blocks."""
+    """Pinned as `linear`. The float32 result is always written, int8 blocks only of rows that are not narrow.
+
+    Narrow rows become int8 blocks in the kernels that read them (`linear.triton_impl.is_late`).
+    """
     assert gate.outputs % BLOCK == 0, gate.outputs
     assert gate.quantised == up.quantised, "gate and up read the same form of the activation"
     rows = recorder.rows
     if recorder.wide and gate.quantised:
         record_wide_gated(recorder, x.f32.array, gate, up, out.f32.array)
-        if out.q8 is not None:
+        if blocks_wanted(out):
             record_quantise(recorder, out)
         return
-    first, second = paired_tiles(gate, up, gate.outputs, recorder.owner.sms)
+    first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), rows)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)
     block = min(rows, ROWS)
     blocks = -(-rows // block)
     hidden = out.f32.array
     codes = scales = hidden
-    if out.q8 is not None:
+    if blocks_wanted(out):
         codes, scales = q8_views(out.q8)
     recorder.launch(
         gated_kernel, (gate.outputs // first.rows, blocks),
@@ -132,7 +126,8 @@ def record(
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups,
         hidden, stride_of(hidden), codes, scales, stride_of(codes),
         counters(recorder, blocks * gate.outputs // BLOCK),
-        QUANTISED=out.q8 is not None, ROWS=ROWS, SAME=same_cut(gate, up, first, second),
+        QUANTISED=blocks_wanted(out), ROWS=ROWS, ONE=rows == 1,
+        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
-        num_warps=first.warps, **EXACT,
+        num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip

@@ -10,11 +10,13 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaBackend, CudaRecorder, q8_views
-from sparkinfer.kernels.linear.triton_pack import TritonWeight, pack_blocks
+from sparkinfer.kernels.linear.triton_pack import PAD, TritonWeight, pack_blocks
 from sparkinfer.kernels.linear.triton_wide import record_wide
-from sparkinfer.kernels.triton_quant import Form, bound, input_parts, parts_dot, weight_parts
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
+from sparkinfer.kernels.triton_quant import Form, load_parts, rows_product
 
 MOST = 4  # weights of one launch
+LATE_INPUTS = 1024
 EXACT = {"enable_fp_fusion": False}  # every multiply-add that is fused is written as one
 _LANES = 32
 
@@ -55,14 +57,13 @@ def choose_tile(form: Form, groups: int, outputs: int, sms: int, *, most: int = 
     if groups <= 16:
         width, warps, chunks = _power(groups), 1, 1
     else:
-        width = min(_power(groups), 128, key=lambda size: (-(-groups // size) * size, -size))
-        width = max(32, min((32, 64, 128), key=lambda size: (-(-groups // size) * size, -size)))
+        width = min((32, 64, 128), key=lambda size: (-(-groups // size) * size, -size))
         warps = max(1, width // 64)
         chunks = -(-groups // width)
-    lanes = max(width, _LANES * warps)
+    lanes = max(width, min(_LANES * warps, PAD * width))
     held = words * lanes // (_LANES * warps) * chunks  # words a lane holds of one output
-    count = max(1, min(most, 32 // held))
     fold = lanes // width
+    count = max(1, min(most, PAD // fold, 32 // held))
     while count > 1 and outputs // (count * fold) < 6 * sms // warps:
         count //= 2
     count = 1 << (count.bit_length() - 1)
@@ -78,11 +79,12 @@ def linear_kernel(
     x, xf, x_stride, rows, block, groups, unit,
     w0, total0, out0, stride0, w1, total1, out1, stride1, first1,
     w2, total2, out2, stride2, first2, w3, total3, out3, stride3, first3,
-    COUNT: tl.constexpr, ADD: tl.constexpr, ONE: tl.constexpr,
+    COUNT: tl.constexpr, ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] (+)= weight[n] . x[r] for the F / G * B outputs of a program and `block` rows."""
+    release_next()
     pid = tl.program_id(0)
     w, total, out, stride = w0, total0, out0, stride0
     first = 0
@@ -97,30 +99,14 @@ def linear_kernel(
             w, total, out, stride, first = w3, total3, out3, stride3, first3
     N: tl.constexpr = F // G * B
     row = (pid - first).to(tl.int64) * N
+    raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
+    await_inputs()
     start = tl.program_id(1) * block
-    x += start * x_stride
-    xf += start * x_stride
-    values = input_parts(x, xf, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
-    weight = weight_parts(w, total, row, groups, unit, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN)
     target = out + start * stride + row + tl.arange(0, N)
-    if ONE:
-        tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
-        result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-        if ADD:
-            result += tl.load(target)
-        tl.store(target, result)
-    else:
-        count = tl.minimum(block, rows - start)
-        for r in range(bound(count)):
-            # the next row is on its way while this one is computed
-            ahead = tl.minimum(r + 1, count - 1) * x_stride
-            coming = input_parts(x + ahead, xf + ahead, groups, unit, BITS, F, G, B, CHUNKS, EVEN)
-            result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-            if ADD:
-                result += tl.load(target)
-            tl.store(target, result)
-            target += stride
-            values = coming
+    rows_product(
+        raw, x + start * x_stride, xf + start * x_stride, x_stride, tl.minimum(block, rows - start), groups, unit,
+        target, stride, ADD, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+    )  # fmt: skip
 
 
 def pack(
@@ -129,14 +115,27 @@ def pack(
     return pack_blocks(backend, format_name, blocks, outputs, inputs, experts)
 
 
+def processors(recorder: CudaRecorder) -> int:
+    """Multiprocessors to spread programs over. The interpreter runs one after the other: few large ones are best."""
+    return 1 if recorder.owner.interpreted else recorder.owner.sms
+
+
 def stride_of(array: torch.Tensor) -> int:
     """Distance of two rows in elements; also right for one row."""
     return array.stride(0)
 
 
+def is_late(weight: TritonWeight) -> bool:
+    """Its programs make the int8 blocks of their input: cheaper than waiting for them when rows are narrow."""
+    return weight.quantised and weight.inputs <= LATE_INPUTS
+
+
 def input_views(x: Activation, weight: TritonWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `weight` reads of an activation: words and floats of the int8 form, or twice the float32 rows as words."""
-    if weight.quantised:
+    """What `weight` reads of an activation: words and floats of the int8 form, or twice its float32 rows.
+
+    Narrow rows are read as float32 by quantised weights too (`is_late`).
+    """
+    if weight.quantised and not is_late(weight):
         assert x.q8 is not None, "a quantised weight needs a quantised activation"
         return q8_views(x.q8)
     return x.f32.array.view(torch.int32), x.f32.array
@@ -184,7 +183,7 @@ def _launch(
 ) -> None:
     weight = group[0][0]
     outputs = sum(w.total for w, _ in group)
-    tile = choose_tile(weight.form, weight.groups, outputs, recorder.owner.sms)
+    tile = choose_tile(weight.form, weight.groups, outputs, processors(recorder))
     words, floats = input_views(x, weight)
     rows = recorder.rows
     block = min(rows, 16)
@@ -202,6 +201,6 @@ def _launch(
     recorder.launch(
         linear_kernel, (first, -(-rows // block)),
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
-        COUNT=len(group), ADD=add, ONE=rows == 1, **constants(weight), **tile.constants(),
-        num_warps=tile.warps, **EXACT,
+        COUNT=len(group), ADD=add, ONE=rows == 1, LATE=is_late(weight), **constants(weight), **tile.constants(),
+        num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip

@@ -18,7 +18,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
-from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_part
+from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_decode, weight_load
 
 GROUPS = 4  # of 32 columns in a step
 OUTPUTS = 128  # of a tile
@@ -73,9 +73,8 @@ def weight_halves(
     g = k + tl.arange(0, G)[:, None]
     n = tl.arange(0, B)[None, :]
     live = (g < groups) & (n < outputs)
-    lo, hi, s, m, word = weight_part(
-        w, total, row, n, g, groups, unit, live, BITS, MODE, ZERO, EVEN
-    )
+    raw = weight_load(w, total, row, n, g, groups, unit, live, BITS, MODE, EVEN)
+    lo, hi, s, m, word = weight_decode(raw, BITS, MODE, ZERO)
     s *= _WEIGHT_SCALE
     m *= _WEIGHT_SCALE
     if MODE <= 2:

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import store_blocks
 
 _COLUMNS = 2048
@@ -13,6 +14,8 @@ _EXACT = {"enable_fp_fusion": False}
 
 @triton.jit
 def quantise_kernel(x, x_stride, codes, floats, q_stride, groups, BLOCKS: tl.constexpr):
+    release_next()
+    await_inputs()
     row = tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     live = block < groups
@@ -30,5 +33,5 @@ def record(recorder: CudaRecorder, x: Activation) -> None:
     recorder.launch(
         quantise_kernel, (recorder.rows, -(-groups // blocks)),
         x.f32.array, x.f32.array.stride(0), codes, floats, codes.stride(0), groups, BLOCKS=blocks,
-        num_warps=4, **_EXACT,
+        num_warps=4, overlap=True, **_EXACT,
     )  # fmt: skip

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
@@ -15,11 +16,13 @@ def rms_norm_kernel(
     x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
     BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
+    release_next()
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     live = k < width
-    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
     factor = tl.load(weight + k, mask=live, other=0.0)
+    await_inputs()
+    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
     mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
     tl.store(out + row * out_stride + k, y, mask=live)
@@ -45,5 +48,5 @@ def record(
         rms_norm_kernel, (recorder.rows,),
         x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),
         codes, floats, codes.stride(0), width, eps,
-        BLOCK=max(32, triton.next_power_of_2(width)), QUANTISED=out.q8 is not None, num_warps=4, **_EXACT,
+        BLOCK=max(32, triton.next_power_of_2(width)), QUANTISED=out.q8 is not None, num_warps=4, overlap=True, **_EXACT,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.route import Routing, routing_words
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import bound
 
 _EXACT = {"enable_fp_fusion": False}
@@ -21,25 +22,45 @@ def ordered_bits(x):
 
 
 @triton.jit
-def choose(
-    logits, experts, ids, weights, USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr
-):
-    """Ids (int32, to memory) and softmax weights of the USED largest of a row, largest first, ties to the lower id."""
+def float_of(bits):
+    """What `ordered_bits` was made from."""
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def choose(logits, experts, weights, USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr):
+    """Ids int32 [PADDED] of the USED largest of a row, largest first, ties to the lower id; writes their softmax."""
     e = tl.arange(0, E)
     k = tl.arange(0, PADDED)
     value = tl.load(logits + e, mask=e < experts, other=float("-inf"))
     key = ordered_bits(value)
     free = e < experts
     chosen = tl.zeros([PADDED], tl.float32) + float("-inf")
+    ids = tl.zeros([PADDED], tl.int32) + 0x7FFFFF
     for rank in tl.static_range(USED):
         top = tl.max(tl.where(free, key, -0x80000000), 0)
         best = tl.min(tl.where(free & (key == top), e, E), 0)
-        here = tl.sum(tl.where(e == best, value, 0.0), 0)
-        chosen = tl.where(k == rank, here, chosen)
-        tl.store(ids + rank, best)
+        chosen = tl.where(k == rank, float_of(top), chosen)
+        ids = tl.where(k == rank, best, ids)
         free = free & (e != best)
     power = tl.exp(chosen - tl.max(chosen, 0))
     tl.store(weights + k, tl.div_rn(power, tl.sum(power, 0)), mask=k < USED)
+    return ids
+
+
+@triton.jit
+def write_row_table(ids, table, USED: tl.constexpr, PADDED: tl.constexpr):
+    """The table of one row: every chosen expert has one slot, slots in the order of the ids."""
+    k = tl.arange(0, PADDED)
+    live = k < USED
+    slot = tl.sum((ids[:, None] < ids[None, :]).to(tl.int32), 0)
+    tl.store(table + k, USED, mask=k == 0)
+    tl.store(table + 1 + k, slot.to(tl.int64), mask=live)
+    entry = table + 1 + USED + 3 * slot
+    tl.store(entry, ids.to(tl.int64), mask=live)
+    tl.store(entry + 1, tl.zeros([PADDED], tl.int64) + 1, mask=live)
+    tl.store(entry + 2, slot.to(tl.int64), mask=live)
+    tl.store(table + 1 + 4 * USED + k, tl.zeros([PADDED], tl.int64), mask=live)
 
 
 @triton.jit
@@ -81,24 +102,23 @@ def write_table(ids, firsts, table, pairs, entries, USED: tl.constexpr, P: tl.co
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
     logits, stride, weights, weights_stride, ids, firsts, table, counter, rows, experts,
-    USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr, P: tl.constexpr, TABLE: tl.constexpr,
+    USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr, P: tl.constexpr, ONE: tl.constexpr, TABLE: tl.constexpr,
 ):  # fmt: skip
+    release_next()
+    await_inputs()
     row = tl.program_id(0)
-    choose(
-        logits + row * stride,
-        experts,
-        ids + row * USED,
-        weights + row * weights_stride,
-        USED,
-        PADDED,
-        E,
-    )
-    if TABLE:
-        tl.debug_barrier()
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == rows - 1:
-            pairs = rows * USED
-            write_table(ids, firsts, table, pairs, tl.minimum(experts, pairs), USED, P)
-            tl.store(counter, 0)
+    chosen = choose(logits + row * stride, experts, weights + row * weights_stride, USED, PADDED, E)
+    if ONE:
+        write_row_table(chosen, table, USED, PADDED)
+    else:
+        k = tl.arange(0, PADDED)
+        tl.store(ids + row * USED + k, chosen, mask=k < USED)
+        if TABLE:
+            tl.debug_barrier()
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == rows - 1:
+                pairs = rows * USED
+                write_table(ids, firsts, table, pairs, tl.minimum(experts, pairs), USED, P)
+                tl.store(counter, 0)
 
 
 @triton.jit
@@ -163,7 +183,8 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
         ids, recorder.scratch("route firsts", 256, torch.int32), table,
         recorder.scratch("route counter", 1, torch.int32), rows, experts,
         USED=used, PADDED=triton.next_power_of_2(used), E=padded,
-        P=16 if wide else triton.next_power_of_2(pairs), TABLE=not wide, num_warps=1, **_EXACT,
+        P=16 if wide else triton.next_power_of_2(pairs), ONE=rows == 1, TABLE=not wide,
+        num_warps=1, overlap=True, **_EXACT,
     )  # fmt: skip
     if not wide:
         return
