@@ -29,6 +29,8 @@ from sparkinfer.kernels.attention import triton_wide as wide
 from sparkinfer.kernels.conv import commit_conv, conv
 from sparkinfer.kernels.conv import triton_impl as conv_impl
 from sparkinfer.kernels.copy_rows import copy_rows
+from sparkinfer.kernels.delta_net import DeltaNet, delta_net
+from sparkinfer.kernels.delta_net import triton_impl as net_impl
 from sparkinfer.kernels.gated_delta import DeltaInputs, commit_delta, gated_delta
 from sparkinfer.kernels.gated_delta import triton_impl as delta
 from sparkinfer.kernels.gated_norm import gated_norm
@@ -223,15 +225,15 @@ class AttentionCase:
         return self.wanted(position, rows)
 
     def sweep(self) -> None:
-        before = split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS
-        for choice in ((4, 1, 1), (4, 1, 2), (4, 2, 1), (4, 3, 1), (8, 1, 1), (8, 2, 1)):
-            split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = choice
+        before = split.SPLIT_WARPS, split.SPLIT_STAGES
+        for choice in ((4, 1), (4, 2), (8, 1), (8, 2)):
+            split.SPLIT_WARPS, split.SPLIT_STAGES = choice
             for context in (128, 4096, 32768):
                 for rows in (1, 6):
                     self.bench.set(self.params, position=context - rows)
-                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages, programs {choice}"
+                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages {choice}"
                     self.timed(name, rows, self.n_bytes(context))
-        split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = before
+        split.SPLIT_WARPS, split.SPLIT_STAGES = before
         before = wide.TILE, wide.KEYS_AT_ONCE, wide.STAGES
         self.bench.set(self.params, position=0)
         for choice in (
@@ -314,6 +316,15 @@ class RecurrentCase:
                         self.out.part(first, rows), EPS)  # fmt: skip
         return recorder
 
+    def record_net(self, rows: int, layers: int, first: int = 0) -> CudaRecorder:
+        recorder = self.bench.recorder(rows)
+        x, gate, out = (b.part(first, rows) for b in (self.x, self.gate, self.out))
+        normed = Activation(self.normed.f32.part(first, rows), self.normed.q8.part(first, rows))
+        for layer in range(layers):
+            net = DeltaNet(self.shape, layer, self.weight, self.norm, EPS)
+            delta_net(recorder, net, x, self.inputs(first, rows), gate, self.params, out, normed)
+        return recorder
+
     def record_norm(self, rows: int, layers: int, first: int = 0) -> CudaRecorder:
         recorder = self.bench.recorder(rows)
         for _ in range(layers):
@@ -379,6 +390,11 @@ class RecurrentCase:
         for rows in ROWS:
             self.bench.set(self.params, advance=int(rows == 1), commit_rows=rows)
             for what, record, n_bytes in (
+                (
+                    "net",
+                    self.record_net,
+                    4 * 32 * 128 * 128 * (2 if rows == 1 else 1) + 4 * 24000 * rows,
+                ),
                 ("conv", self.record_conv, 4 * 8192 * (2 * rows + 4 + 6)),
                 (
                     "delta",
@@ -405,9 +421,10 @@ class RecurrentCase:
             found = (
                 self.exact(self.record_conv, self.mixed, self.conv, rows),
                 self.exact(self.record_delta, self.out, self.delta, rows),
+                self.exact(self.record_net, self.normed.f32, self.delta, rows),
             )
             print(
-                f"conv and delta {name}: rows exact, commit exact for {rows} rows: {found}",
+                f"conv, delta, net {name}: rows exact, commit exact for {rows} rows: {found}",
                 flush=True,
             )
 
@@ -441,6 +458,18 @@ class RecurrentCase:
                     seconds,
                     2**21 * (2 if rows == 1 else 1),
                 )
+        net_before = net_impl.WARPS
+        for warps in (4, 8):
+            net_impl.WARPS = warps
+            for rows in (1, 6):
+                self.bench.set(self.params, advance=int(rows == 1))
+                seconds = (
+                    self.bench.time(self.record_net(rows, self.shape.layers)) / self.shape.layers
+                )
+                self.bench.report(
+                    f"net rows {rows} warps {warps}", seconds, 2**21 * (2 if rows == 1 else 1)
+                )
+        net_impl.WARPS = net_before
         delta.COLUMNS, delta.WARPS = before
         wide_before = delta.WIDE_COLUMNS
         self.bench.set(self.params, advance=1)
