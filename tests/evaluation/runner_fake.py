@@ -50,6 +50,7 @@ def request(order: dict[str, Any]) -> dict[str, Any]:
     rate = (
         4000 * SPEED * (1.5 if options["speculate"] else 1.0) * math.exp(random.gauss(0.0, NOISE))
     )
+    rate *= 100 if "logprobs" in options else 1  # checked, not timed
     tokens = tokens_of(prompt, count)
     if MODE == "lossy" and options["speculate"]:
         tokens = [*tokens[:-1], 5]

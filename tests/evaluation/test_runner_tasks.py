@@ -1,5 +1,6 @@
 """What a process is asked, and which figures its answers give."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sparkinfer.evaluation.inputs import (
     Prompts,
     encode_orders,
     group_of,
+    held_out,
     make_prompts,
     open_questions,
 )
@@ -152,20 +154,25 @@ def test_guards_give_the_metrics_that_the_scope_names() -> None:
 
 def test_prompts_are_the_bases_tokens_and_open_questions_name_them() -> None:
     target = encode_orders(SCOPE, 1, 32, primary=True)
-    assert [order["id"] for order in target] == ["chat", "texts/context"]
+    assert [order["id"] for order in target] == ["chat", "held out", "texts/context"]
+    assert len(target[1]["texts"]) == 12 - 2 - 1  # what is missing to twelve
+    ids = {"chat": [[1, 2], [3]], "held out": [[5]] * 9, "texts/context": [[9] * 40]}
     runs = {
-        MODEL: Run(results={"chat": {"ids": [[1, 2], [3]]}, "texts/context": {"ids": [[9] * 40]}}),
+        MODEL: Run(results={name: {"ids": found} for name, found in ids.items()}),
         OTHER: Run(results={"texts/context": {"ids": [[8] * 64]}}),
     }
     prompts = make_prompts(SCOPE, FILES, runs)
     assert prompts.cells == {"chat": ((1, 2), (3,)), "ctx 32": ((9,) * 32,)}
     keys = [question.key("plain") for question in prompts.questions()]
-    assert keys == [question.key("plain") for question in open_questions(SCOPE)]
-    assert [question.order()["prompt_of"] for question in open_questions(SCOPE)] == [
+    assert keys == [question.key("plain") for question in open_questions(SCOPE, 1)]
+    assert [question.order()["prompt_of"] for question in open_questions(SCOPE, 1)][:4] == [
         ["chat", 0, None],
         ["chat", 1, None],
         ["texts/context", 0, 32],
+        ["held out", 0, None],
     ]
+    assert held_out(SCOPE, 1) == held_out(SCOPE, 1) != held_out(SCOPE, 2)
+    assert held_out(replace(SCOPE, prompts={"chat": ("x",) * 12}), 1) == ()
     runs[OTHER].results["texts/context"]["ids"] = [[8] * 63]
     with pytest.raises(OptionError, match="63 tokens of text for a context of 64"):
         make_prompts(SCOPE, FILES, runs)

@@ -1,6 +1,7 @@
 """What both sides read: model files by digest, prompts as text and as the base's tokens."""
 
 import hashlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,11 @@ TARGET = "target"  # the name by which a guard means the scope's own target
 _BLOCK = 1 << 24
 _CONTEXT_ID = "texts/context"
 _TEMPLATE = 256  # tokens that a chat template may add to a prompt
+HELD_OUT = "held out"  # cell of the questions that are only checked, never timed
+CHECKED_TOKENS = (
+    128  # of each checked answer, at least: differences are known that came after a hundred
+)
+_QUESTIONS = 12  # prompts that are checked, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +48,16 @@ class Files:
         largest = max(_size(path) for path in (self.model, *self.guards.values()))
         return largest + (_size(self.draft) if self.draft else 0)
 
-    def inputs(self, scope: Scope, report: Report) -> dict[str, InputFile]:
+    def inputs(self, scope: Scope, seed: int, report: Report) -> dict[str, InputFile]:
         """Return every file by its role, with its SHA-256. Raises: MissingFileError."""
         found = {"model": _input(self.model, report)}
         if self.draft is not None:
             found["draft"] = _input(self.draft, report)
         for name, path in self.guards.items():
             found[name] = _input(path, report)
-        content = codec.canonical(scope.prompts)
-        digest = hashlib.sha256(content).hexdigest()
-        found["prompts"] = InputFile(f"prompts of scope {scope.name}", digest, len(content))
+        found["prompts"] = _texts(f"prompts of scope {scope.name}", scope.prompts)
+        if texts := held_out(scope, seed):
+            found["held-out prompts"] = _texts(f"prompts for seed {seed}", texts)
         return found
 
 
@@ -71,11 +77,13 @@ class Prompts:
 
     cells: Mapping[str, tuple[tuple[int, ...], ...]]
     contexts: Mapping[Path, tuple[int, ...]]
+    held_out: tuple[tuple[int, ...], ...] = ()
 
     def questions(self) -> list[Question]:
+        """Return every prompt whose answer is checked: those that are timed, and the held-out ones."""
         return [
             Question(cell, number, prompt)
-            for cell, prompts in self.cells.items()
+            for cell, prompts in (*self.cells.items(), (HELD_OUT, self.held_out))
             for number, prompt in enumerate(prompts)
         ]
 
@@ -91,25 +99,50 @@ class Prompts:
 def group_of(scope: Scope, files: Files, path: Path, tasks: Sequence[Task] = ()) -> Group:
     """Return the group of a model. Every process of a model gets the same context, whatever it is to do."""
     primary = path == files.model
-    longest = longest_contexts(scope, files)[path] + max(GUARD_TOKENS, scope.tokens)
+    tokens = checked_tokens(scope)
+    longest = longest_contexts(scope, files)[path] + max(GUARD_TOKENS, tokens)
     if primary:  # a token has at least one byte
-        texts = (text for texts in scope.prompts.values() for text in texts)
-        bytes_of_text = max((len(text.encode()) for text in texts), default=0)
-        longest = max(longest, bytes_of_text + _TEMPLATE + scope.tokens)
+        texts = [*(text for texts in scope.prompts.values() for text in texts), *_every_held_out()]
+        longest = max(longest, max(len(text.encode()) for text in texts) + _TEMPLATE + tokens)
     return Group(path, tuple(tasks), -(-longest // 256) * 256, primary)
 
 
-def open_questions(scope: Scope) -> list[Question]:
+def checked_tokens(scope: Scope) -> int:
+    """Return how many tokens of an answer are checked."""
+    return max(scope.tokens, CHECKED_TOKENS)
+
+
+def held_out(scope: Scope, seed: int) -> tuple[str, ...]:
+    """Return prompts that nobody knows before the seed is drawn, as many as the scope's own are too few."""
+    missing = _QUESTIONS - sum(map(len, scope.prompts.values())) - len(scope.contexts)
+    own = {text for texts in scope.prompts.values() for text in texts}
+    texts = [text for text in _every_held_out() if text not in own]
+    return tuple(random.Random(f"held out:{seed}").sample(texts, max(0, missing)))
+
+
+def _every_held_out() -> list[str]:
+    from sparkinfer.bench.prompts import builtin_prompts
+
+    return [prompt.text for prompt in builtin_prompts()]
+
+
+def open_questions(scope: Scope, seed: int) -> list[Question]:
     """Return the questions before their tokens are known, in the order of `Prompts.questions`."""
-    found = [
-        Question(domain, number, text=domain, place=number)
-        for domain, texts in scope.prompts.items()
-        for number in range(len(texts))
-    ]
-    return found + [
+    contexts = [
         Question(f"ctx {context}", 0, text=_CONTEXT_ID, length=context)
         for context in scope.contexts
     ]
+    own = {domain: len(texts) for domain, texts in scope.prompts.items()}
+    more = {HELD_OUT: len(held_out(scope, seed))}
+    first, last = (
+        [
+            Question(cell, number, text=cell, place=number)
+            for cell, count in counts.items()
+            for number in range(count)
+        ]
+        for counts in (own, more)
+    )
+    return [*first, *contexts, *last]
 
 
 def longest_contexts(scope: Scope, files: Files) -> dict[Path, int]:
@@ -124,8 +157,9 @@ def longest_contexts(scope: Scope, files: Files) -> dict[Path, int]:
 def encode_orders(scope: Scope, seed: int, longest: int, *, primary: bool) -> list[dict[str, Any]]:
     """Return the orders for the tokens of the scope's prompts and of a text of at least `longest` tokens."""
     orders: list[dict[str, Any]] = []
-    for domain, texts in scope.prompts.items() if primary else ():
-        orders.append({"kind": "encode", "id": domain, "texts": list(texts), "chat": True})
+    every = {**scope.prompts, HELD_OUT: held_out(scope, seed)} if primary else {}
+    for cell, texts in every.items():
+        orders.append({"kind": "encode", "id": cell, "texts": list(texts), "chat": True})
     text = context_text(seed, longest)  # a word has at least one token
     orders.append({"kind": "encode", "id": _CONTEXT_ID, "texts": [text], "chat": False})
     return orders
@@ -154,13 +188,18 @@ def make_prompts(scope: Scope, files: Files, runs: Mapping[Path, Run]) -> Prompt
     }
     for context in scope.contexts:
         cells[f"ctx {context}"] = (contexts[files.model][:context],)
-    return Prompts(cells, contexts)
+    return Prompts(cells, contexts, tuple(map(tuple, encoded(target, HELD_OUT))))
 
 
 def all_ids(scope: Scope, run: Run) -> list[list[int]]:
     """Return the tokens of every text in one order, to compare sides."""
-    names = [*scope.prompts, _CONTEXT_ID]
+    names = [*scope.prompts, HELD_OUT, _CONTEXT_ID]
     return [ids for name in names for ids in encoded(run, name)]
+
+
+def _texts(name: str, texts: object) -> InputFile:
+    content = codec.canonical(texts)
+    return InputFile(name, hashlib.sha256(content).hexdigest(), len(content))
 
 
 def _input(path: Path, report: Report) -> InputFile:

@@ -31,6 +31,7 @@ from sparkinfer.evaluation.inputs import (
     Prompts,
     Report,
     all_ids,
+    checked_tokens,
     encode_orders,
     group_of,
     longest_contexts,
@@ -129,7 +130,7 @@ class Evaluator:
             "a2": base,
         }
         self._plan: Plan = make_plan(self._scope, settings.seed)
-        self._inputs = settings.files.inputs(self._scope, report)
+        self._inputs = settings.files.inputs(self._scope, settings.seed, report)
         self._machine = describe_machine()
         # One copy for the whole evaluation: an edit of the original meanwhile changes nothing.
         self._harness = settings.harness.read_bytes()
@@ -261,7 +262,7 @@ class Evaluator:
             group = group_of(scope, files, path)
             do = encode_orders(scope, seed, longest, primary=group.primary)
             if group.primary:
-                questions = open_questions(scope)
+                questions = open_questions(scope, seed)
                 do += self._answer_orders(questions, "base") + teach_orders(questions)
             runs[path] = self._process("base", group, do, f"answers-base-{path.stem}")
         prompts, base = make_prompts(scope, files, runs), runs[files.model]
@@ -434,7 +435,8 @@ class Evaluator:
         options = self._sides[side].build.options
         speculative = SPECULATIVE in {metric.name for metric in self._scope.metrics}
         matched = options.get("dflash_accept", "match") == "match"
-        return answer_orders(questions, self._scope.tokens, drafting=speculative, sampled=matched)
+        tokens = checked_tokens(self._scope)
+        return answer_orders(questions, tokens, drafting=speculative, sampled=matched)
 
     def _refuse_short(self, prompts: Prompts, base: Run) -> None:
         """Raises: OptionError for a cell in which nothing is decoded: there would be no speed to compare."""
