@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from evaluation_records import evaluation
 
@@ -97,6 +98,19 @@ def test_sides_that_vary_by_themselves_have_not_changed() -> None:
         for s in record.samples
     ]
     assert not any(shift.changed for shift in path_shifts(samples))
+
+
+@pytest.mark.parametrize(("more", "changed"), [(0.2, True), (0.03, False)])
+def test_shares_that_overlap_may_differ_beyond_chance(more: float, changed: bool) -> None:
+    random = np.random.default_rng(5)
+    record = evaluation(1.0)
+    samples = []
+    for sample in record.samples:
+        share = random.uniform(0.2, 0.6) + (more if sample.side == "candidate" else 0.0)
+        paths = {"ar": round(1000 * share), "window": 1000 - round(1000 * share)}
+        samples.append(replace(sample, paths=paths) if sample.metric == "dflash_tps" else sample)
+    shifts = [s for s in path_shifts(samples) if s.metric == "dflash_tps"]
+    assert [s.changed for s in shifts] == [changed] * 4
 
 
 def test_step_costs() -> None:

@@ -1,14 +1,17 @@
 """Which paths the steps took on each side and what a step cost: a change of either comes before any speed."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparkinfer.evaluation.record import PathShift, Sample
+from sparkinfer.evaluation.stats import holm, student_p
 
 SHIFT = 0.05  # share of steps; less is the planner's daily work
 NEW = 0.01  # a path that one side never takes and the other takes this often
+ALPHA = 0.05
+LEAST_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,24 @@ class StepCost:
 
 
 def path_shifts(samples: Iterable[Sample]) -> tuple[PathShift, ...]:
-    """Shares of every path in every metric and cell; changed ones first, the largest change before the others."""
+    """Shares of every path in every metric and cell; changed ones first, the largest change before the others.
+
+    A share has changed if it moved by more than `SHIFT`, or from nothing to `NEW`, and no sample of one side has a
+    share that the other side has too; or by more than `SHIFT`, and blocks differ beyond chance (t test, corrected for
+    the number of shares).
+    """
     groups: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         if sum(sample.paths.values()) > 0:
             groups.setdefault((sample.metric, sample.cell), []).append(sample)
-    shifts = [shift for key, group in groups.items() for shift in _group_shifts(*key, group)]
+    found = [pair for key, group in groups.items() for pair in _group_shifts(*key, group)]
+    corrected = holm([p for _, p in found])
+    shifts = [
+        replace(shift, changed=True)
+        if p <= ALPHA and abs(shift.candidate - shift.base) > SHIFT
+        else shift
+        for (shift, _), p in zip(found, corrected, strict=True)
+    ]
     return tuple(
         sorted(
             shifts,
@@ -49,7 +64,10 @@ def path_shifts(samples: Iterable[Sample]) -> tuple[PathShift, ...]:
     )
 
 
-def _group_shifts(metric: str, cell: str, samples: Sequence[Sample]) -> list[PathShift]:
+def _group_shifts(
+    metric: str, cell: str, samples: Sequence[Sample]
+) -> list[tuple[PathShift, float]]:
+    """The shifts of one figure, each with the p value of no difference between the sides' blocks."""
     found = []
     for path in sorted({path for sample in samples for path in sample.paths}):
         base, candidate = (
@@ -59,8 +77,19 @@ def _group_shifts(metric: str, cell: str, samples: Sequence[Sample]) -> list[Pat
         if not base or not candidate:
             continue
         pooled = [_pooled(side, path) for side in _sides(samples)]
-        found.append(PathShift(metric, cell, path, pooled[0], pooled[1], _differs(base, candidate)))
+        shift = PathShift(metric, cell, path, pooled[0], pooled[1], _differs(base, candidate))
+        found.append((shift, _block_p(samples, path)))
     return found
+
+
+def _block_p(samples: Sequence[Sample], path: str) -> float:
+    """Two-sided p of the t test over blocks, of equal shares; 1 where there are too few."""
+    blocks: dict[int, list[Sample]] = {}
+    for sample in samples:
+        blocks.setdefault(sample.block, []).append(sample)
+    pairs = [_sides(block) for block in blocks.values()]
+    gaps = [_pooled(c, path) - _pooled(b, path) for b, c in pairs if b and c]
+    return min(1.0, 2 * min(student_p(gaps))) if len(gaps) >= LEAST_BLOCKS else 1.0
 
 
 def _sides(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
