@@ -1,5 +1,7 @@
 """GPU form of the routed experts: a program holds a few outputs of one active expert for all rows that chose it."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ from sparkinfer.kernels.gated_linear.triton_impl import (
 )
 from sparkinfer.kernels.linear.triton_impl import (
     EXACT,
+    JOINED,
     choose_tile,
     constants,
     input_views,
@@ -26,6 +29,8 @@ from sparkinfer.kernels.linear.triton_impl import (
     stride_of,
 )
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.rms_norm.triton_impl import JOINED as NORM_JOINED
+from sparkinfer.kernels.rms_norm.triton_impl import norm_row
 from sparkinfer.kernels.route import Routing
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
@@ -131,16 +136,50 @@ def out_kernel(
         )  # fmt: skip
 
 
-@triton.jit
-def combine_kernel(
-    table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride, out, out_stride,
-    width, USED: tl.constexpr, COLUMNS: tl.constexpr,
+@triton.jit(do_not_specialize=["unit", "rows"])
+def out_linear_kernel(
+    x, xf, x_stride, unit, table, pairs, w, total, expert_rows, groups, out, out_stride, tiles, programs,
+    lx, lxf, lx_stride, rows, lgroups, lw, ltotal, lout, lout_stride,
+    ONE: tl.constexpr, LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+    LLATE: tl.constexpr, LBITS: tl.constexpr, LMODE: tl.constexpr, LZERO: tl.constexpr,
+    LF: tl.constexpr, LG: tl.constexpr, LB: tl.constexpr, LCHUNKS: tl.constexpr, LEVEN: tl.constexpr,
 ):  # fmt: skip
+    """`out_kernel` for at most a window, and a product that reads none of its results: the shared expert's."""
     release_next()
-    await_inputs()
-    row = tl.program_id(0)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    live = n < width
+    pid = tl.program_id(0)
+    if pid < programs:
+        LN: tl.constexpr = LF // LG * LB
+        row = pid.to(tl.int64) * LN
+        raw = load_parts(lw, ltotal, row, lgroups, unit, LBITS, LMODE, LF, LG, LB, LCHUNKS, LEVEN)
+        await_inputs()
+        rows_product(
+            raw, lx, lxf, lx_stride, rows, lgroups, unit, lout + row + tl.arange(0, LN), lout_stride,
+            False, ONE, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
+        )  # fmt: skip
+    else:
+        N: tl.constexpr = F // G * B
+        pid -= programs
+        first = (pid % tiles) * N
+        await_inputs()
+        expert, count, slot = entry_of(table, pid // tiles, pairs)
+        if count > 0:
+            row = expert * expert_rows + first
+            raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
+            at = slot * x_stride
+            rows_product(
+                raw, x + at, xf + at, x_stride, count, groups, unit,
+                out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride,
+                False, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+            )  # fmt: skip
+
+
+@triton.jit
+def combined(
+    row, n, live, table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride,
+    out, out_stride, USED: tl.constexpr,
+):  # fmt: skip
+    """Columns `n` of a row of the stream, with what its experts add; written, too."""
     before = tl.load(out + row * out_stride + n, mask=live, other=0.0)
     common = tl.load(shared + row * shared_stride + n, mask=live, other=0.0)
     total = sigmoid(tl.load(gates + row * gates_stride)) * common
@@ -149,7 +188,56 @@ def combine_kernel(
         slot = tl.load(table + 1 + row * USED + rank)
         value = tl.load(parts + slot * parts_stride + n, mask=live, other=0.0)
         total = tl.fma(tl.zeros_like(value) + weight, value, total)
-    tl.store(out + row * out_stride + n, before + total, mask=live)
+    result = before + total
+    tl.store(out + row * out_stride + n, result, mask=live)
+    return result
+
+
+@triton.jit
+def combine_kernel(
+    table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride, out, out_stride,
+    width, USED: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    release_next()
+    await_inputs()
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    combined(
+        tl.program_id(0), n, n < width, table, weights, weights_stride, parts, parts_stride, shared, shared_stride,
+        gates, gates_stride, out, out_stride, USED,
+    )  # fmt: skip
+
+
+@triton.jit
+def combine_norm_kernel(
+    table, weights, weights_stride, parts, parts_stride, shared, shared_stride, gates, gates_stride, out, out_stride,
+    width, norm, normed, normed_stride, codes, floats, q_stride, eps,
+    USED: tl.constexpr, BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
+):  # fmt: skip
+    """`combine_kernel` and the norm that reads its result: a program a row."""
+    release_next()
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    live = k < width
+    factor = tl.load(norm + k, mask=live, other=0.0)
+    await_inputs()
+    value = combined(
+        row, k, live, table, weights, weights_stride, parts, parts_stride, shared, shared_stride,
+        gates, gates_stride, out, out_stride, USED,
+    )  # fmt: skip
+    value = tl.where(live, value, 0.0)
+    norm_row(
+        value,
+        factor,
+        normed + row * normed_stride,
+        codes,
+        floats,
+        q_stride,
+        row,
+        width,
+        eps,
+        BLOCK,
+        QUANTISED,
+    )
 
 
 def _active(recorder: CudaRecorder, routing: Routing) -> tuple[int, int, int]:
@@ -222,6 +310,34 @@ def record_out(
     )  # fmt: skip
 
 
+def _join_product(recorder: CudaRecorder, x: Activation, weight: TritonWeight, out: Buffer) -> bool:
+    """Take a product into the launch of `out_kernel` recorded just before: the shared expert's down projection."""
+    before: Any = recorder.steps[-1]
+    tiles, active, blocks = before.grid
+    options, args = before.options, before.args
+    apart = args[10].data_ptr() != x.f32.address and args[0].data_ptr() != out.address
+    if recorder.rows > ROWS or blocks != 1 or not apart:
+        return False
+    tile = choose_tile(weight.form, weight.groups, weight.total, processors(recorder))
+    assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
+    words, floats = input_views(x, weight)
+    programs = weight.total // tile.rows
+    names = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE", "ONE")
+    recorder.steps.pop()
+    recorder.launch(
+        out_linear_kernel, (programs + tiles * active,), *args, tiles, programs,
+        words, floats, stride_of(words), recorder.rows, weight.groups, weight.words, weight.total,
+        out.array, stride_of(out.array),
+        **{name: options[name] for name in names}, LLATE=is_late(weight),
+        **constants(weight, "L"), **tile.constants("L"),
+        num_warps=min(tile.warps, options["num_warps"]), overlap=True, **EXACT,
+    )  # fmt: skip
+    return True
+
+
+JOINED[out_kernel] = _join_product
+
+
 def record_combine(
     recorder: CudaRecorder,
     routing: Routing,
@@ -241,3 +357,29 @@ def record_combine(
         routing.table.array, *strided, out.width, USED=routing.used, COLUMNS=columns,
         num_warps=2, overlap=True, **EXACT,
     )  # fmt: skip
+
+
+def _join_norm(
+    recorder: CudaRecorder, x: Buffer, weight: Buffer, out: Activation, eps: float
+) -> bool:
+    """Take the norm of the stream into the launch of `combine_kernel` just before, which wrote the stream."""
+    before: Any = recorder.steps[-1]
+    args, width = before.args, x.width
+    same = args[9].data_ptr() == x.address and before.grid[0] == recorder.rows
+    if not same or args[11] != width or recorder.rows > ROWS:
+        return False
+    codes = floats = out.f32.array
+    if out.q8 is not None:
+        assert width % 32 == 0, width
+        codes, floats = q8_views(out.q8)
+    recorder.steps.pop()
+    recorder.launch(
+        combine_norm_kernel, (recorder.rows,), *args, weight.array, out.f32.array, stride_of(out.f32.array),
+        codes, floats, stride_of(codes), eps,
+        USED=before.options["USED"], BLOCK=max(32, triton.next_power_of_2(width)), QUANTISED=out.q8 is not None,
+        num_warps=4, overlap=True, **EXACT,
+    )  # fmt: skip
+    return True
+
+
+NORM_JOINED[combine_kernel] = _join_norm

@@ -1,6 +1,7 @@
 """GPU form of `gated_linear`: a program computes a few outputs of gate and up; the last one of each 32 quantises."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -16,6 +17,7 @@ from sparkinfer.kernels.linear.triton_impl import (
     constants,
     input_views,
     is_late,
+    linear_kernel,
     processors,
     stride_of,
 )
@@ -23,7 +25,7 @@ from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import record_wide_gated
 from sparkinfer.kernels.quantise.triton_impl import record as record_quantise
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
-from sparkinfer.kernels.triton_quant import load_parts, quantise_when_last, rows_gated
+from sparkinfer.kernels.triton_quant import load_parts, quantise_when_last, rows_gated, rows_product
 
 BLOCK = 32
 ROWS = 16  # that a program computes at most
@@ -61,6 +63,46 @@ def gated_kernel(
         quantise_when_last(
             counters + tl.program_id(1) * groups + place, 32 // N, out, out_stride,
             codes, floats, q_stride, groups, place, start, count, ROWS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "unit"])
+def linear_gated_kernel(
+    lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,
+    x, xf, x_stride, rows, unit, gate, gate_total, gate_groups, up, up_total, up_groups, out, out_stride,
+    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr, LLATE: tl.constexpr,
+    LBITS: tl.constexpr, LMODE: tl.constexpr, LZERO: tl.constexpr,
+    LF: tl.constexpr, LG: tl.constexpr, LB: tl.constexpr, LCHUNKS: tl.constexpr, LEVEN: tl.constexpr,
+    GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
+    GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
+    UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
+    UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
+):  # fmt: skip
+    """A product and a gated product of the same rows: neither reads what the other writes."""
+    release_next()
+    pid = tl.program_id(0)
+    if pid < programs:
+        LN: tl.constexpr = LF // LG * LB
+        row = pid.to(tl.int64) * LN
+        raw = load_parts(w, total, row, lgroups, unit, LBITS, LMODE, LF, LG, LB, LCHUNKS, LEVEN)
+        await_inputs()
+        rows_product(
+            raw, lx, lxf, lx_stride, rows, lgroups, unit, lout + row + tl.arange(0, LN), lout_stride,
+            False, ONE, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
+        )  # fmt: skip
+    else:
+        N: tl.constexpr = GF // GG * GB
+        first = (pid - programs) * N
+        row = first.to(tl.int64)
+        g = load_parts(
+            gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GF, GG, GB, GCHUNKS, GEVEN
+        )
+        u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
+        await_inputs()
+        rows_gated(
+            g, u, x, xf, x_stride, gate, rows, gate_groups, up_groups, unit,
+            out + first + tl.arange(0, N), out_stride, ONE, False, SAME, LATE,
+            GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
         )  # fmt: skip
 
 
@@ -111,6 +153,8 @@ def record(
         if blocks_wanted(out):
             record_quantise(recorder, out)
         return
+    if _joined(recorder, x, gate, up, out):
+        return
     first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), rows)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)
@@ -131,3 +175,37 @@ def record(
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip
+
+
+def _joined(
+    recorder: CudaRecorder, x: Activation, gate: TritonWeight, up: TritonWeight, out: Activation
+) -> bool:
+    """Replace the product recorded just before by one launch of both, if there is one that neither side waits for.
+
+    A model records the router and the shared expert one after the other; both read the normed stream.
+    """
+    before: Any = recorder.steps[-1] if recorder.steps else None
+    rows = recorder.rows
+    if getattr(before, "kernel", None) is not linear_kernel or blocks_wanted(out) or rows > ROWS:
+        return False
+    options = before.options
+    lx, lxf, lx_stride, lrows, _, lgroups, _, w, total, lout, lout_stride = before.args[:11]
+    apart = lout.data_ptr() != x.f32.address and lx.data_ptr() != out.f32.address
+    if options["COUNT"] != 1 or options["ADD"] or lrows != rows or not apart:
+        return False
+    forms = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE")
+    first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), rows)
+    words, floats = input_views(x, gate)
+    programs = before.grid[0]
+    recorder.steps.pop()
+    recorder.launch(
+        linear_gated_kernel, (programs + gate.outputs // first.rows,),
+        lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,
+        words, floats, stride_of(words), rows, 1,
+        gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
+        ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        **{f"L{name}": options[name] for name in forms},
+        **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
+        num_warps=min(first.warps, options["num_warps"]), overlap=True, **EXACT,
+    )  # fmt: skip
+    return True

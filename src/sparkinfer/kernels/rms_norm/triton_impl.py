@@ -1,5 +1,8 @@
 """GPU form of `rms_norm`: one program a row, which also writes the row's int8 blocks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -9,6 +12,32 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
+
+
+JOINED: dict[
+    Any, Callable[..., bool]
+] = {}  # by the kernel of the launch before: takes the norm into that launch
+
+
+@triton.jit
+def norm_row(
+    value, factor, out, codes, floats, q_stride, row, width, eps, BLOCK: tl.constexpr, QUANTISED: tl.constexpr
+):  # fmt: skip
+    """Write the normed row and its int8 blocks; `value` and `factor` float32 [BLOCK] are 0 past the width.
+
+    Every kernel that calls it has 4 warps and so adds the squares in the same order.
+    """
+    k = tl.arange(0, BLOCK)
+    mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
+    y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
+    tl.store(out + k, y, mask=k < width)
+    if QUANTISED:
+        block = tl.arange(0, BLOCK // 32)
+        groups = width // 32
+        y2 = tl.reshape(y, [BLOCK // 32, 32])
+        store_blocks(
+            codes, floats, q_stride, groups, tl.zeros_like(block) + row, block, y2, block < groups
+        )
 
 
 @triton.jit
@@ -23,16 +52,19 @@ def rms_norm_kernel(
     factor = tl.load(weight + k, mask=live, other=0.0)
     await_inputs()
     value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
-    mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
-    y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
-    tl.store(out + row * out_stride + k, y, mask=live)
-    if QUANTISED:
-        block = tl.arange(0, BLOCK // 32)
-        groups = width // 32
-        y2 = tl.reshape(y, [BLOCK // 32, 32])
-        store_blocks(
-            codes, floats, q_stride, groups, tl.zeros_like(block) + row, block, y2, block < groups
-        )
+    norm_row(
+        value,
+        factor,
+        out + row * out_stride,
+        codes,
+        floats,
+        q_stride,
+        row,
+        width,
+        eps,
+        BLOCK,
+        QUANTISED,
+    )
 
 
 def record(
@@ -40,6 +72,10 @@ def record(
 ) -> None:
     """Pinned: the tree of one sum over a row padded to a power of two, by 4 warps; a row is a program of its own."""
     width = x.width
+    before = recorder.steps[-1] if recorder.steps else None
+    join = JOINED.get(getattr(before, "kernel", None))
+    if join is not None and join(recorder, x, weight, out, eps):
+        return
     codes = floats = out.f32.array
     if out.q8 is not None:
         assert width % 32 == 0, width
