@@ -68,11 +68,17 @@ def mixture(rows: int) -> CudaRecorder:
     routing = Routing(table, buffer(rows, 8), 256, 8)
     buffers = ExpertBuffers(activation(slots, 512), buffer(slots, 2048))
     gate, down = weight("Q4_K", 512, 2048, 256), weight("Q5_K", 2048, 512, 256)
-    logits = buffer(rows, 264)
+    logits, x, hidden = buffer(rows, 264), activation(rows, 2048), activation(rows, 512)
+    shared, shared_down = weight("Q8_0", 512, 2048), weight("Q8_0", 2048, 512)
+    common, out = buffer(rows, 2048), buffer(rows, 2048)
+    linear(run, x, [weight("F32", 257, 2048)], [logits])
+    gated_linear(run, x, shared, shared, hidden)
     route(run, logits, routing)
-    experts_hidden(run, activation(rows, 2048), gate, gate, routing, buffers)
+    experts_hidden(run, x, gate, gate, routing, buffers)
     experts_out(run, down, routing, buffers)
-    experts_combine(run, routing, buffers, buffer(rows, 2048), logits, 256, buffer(rows, 2048))
+    linear(run, hidden, [shared_down], [common])
+    experts_combine(run, routing, buffers, common, logits, 256, out)
+    rms_norm(run, out, buffer(1, 2048), activation(rows, 2048), eps=1e-6)
     return run
 
 

@@ -1,4 +1,4 @@
-"""GPU form of `route`: a program a row chooses the experts; for few rows the last of them also writes the table."""
+"""GPU form of `route`: a warp a row chooses the experts; for few rows one program also writes the table."""
 
 import torch
 import triton
@@ -11,6 +11,7 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import bound
 
 _EXACT = {"enable_fp_fusion": False}
+_WARP_LOGITS = 128  # that a warp loads at once
 _CHUNK = 1024  # pairs that a wide program looks at in one go
 
 
@@ -28,97 +29,104 @@ def float_of(bits):
 
 
 @triton.jit
-def choose(logits, experts, weights, USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr):
-    """Ids int32 [PADDED] of the USED largest of a row, largest first, ties to the lower id; writes their softmax."""
-    e = tl.arange(0, E)
-    k = tl.arange(0, PADDED)
-    value = tl.load(logits + e, mask=e < experts, other=float("-inf"))
-    key = ordered_bits(value)
-    free = e < experts
-    chosen = tl.zeros([PADDED], tl.float32) + float("-inf")
-    ids = tl.zeros([PADDED], tl.int32) + 0x7FFFFF
+def choose(
+    logits, stride, rows, experts, weights, weights_stride,
+    USED: tl.constexpr, PADDED: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """Ids int32 [R, PADDED] of the USED largest of each row, largest first, ties to the lower id; writes their softmax.
+
+    A row's PIECES x WIDTH logits lie in one warp: 4 of each piece in a lane. The weights are summed rank by rank.
+    """
+    LOWEST: tl.constexpr = -0x80000000  # no logit's
+    r = tl.arange(0, R)[:, None]
+    c = tl.arange(0, WIDTH)[None, :]
+    k = tl.arange(0, PADDED)[None, :]
+    keys = ()
+    for piece in tl.static_range(PIECES):
+        e = piece * WIDTH + c
+        live = (r < rows) & (e < experts)
+        value = tl.load(logits + r * stride + e, mask=live, other=0.0)
+        keys = keys + (tl.where(live, ordered_bits(value), LOWEST),)  # noqa: RUF005
+    ids = tl.zeros([R, PADDED], tl.int32) + 0x7FFFFF
+    tops = ()
     for rank in tl.static_range(USED):
-        top = tl.max(tl.where(free, key, -0x80000000), 0)
-        best = tl.min(tl.where(free & (key == top), e, E), 0)
-        chosen = tl.where(k == rank, float_of(top), chosen)
-        ids = tl.where(k == rank, best, ids)
-        free = free & (e != best)
-    power = tl.exp(chosen - tl.max(chosen, 0))
-    tl.store(weights + k, tl.div_rn(power, tl.sum(power, 0)), mask=k < USED)
+        most = keys[0]
+        for piece in tl.static_range(1, PIECES):
+            most = tl.maximum(most, keys[piece])
+        top = tl.max(most, 1)
+        at = tl.where(keys[0] == top[:, None], c, 0x7FFFFF)
+        for piece in tl.static_range(1, PIECES):
+            at = tl.minimum(at, tl.where(keys[piece] == top[:, None], piece * WIDTH + c, 0x7FFFFF))
+        best = tl.min(at, 1)
+        rest = ()
+        for piece in tl.static_range(PIECES):
+            rest = rest + (tl.where(piece * WIDTH + c == best[:, None], LOWEST, keys[piece]),)  # noqa: RUF005
+        keys = rest
+        ids = tl.where(k == rank, best[:, None], ids)
+        tops = tops + (float_of(top),)  # noqa: RUF005
+    total = tl.zeros([R], tl.float32)
+    powers = ()
+    for rank in tl.static_range(USED):
+        power = tl.exp(tops[rank] - tops[0])
+        total += power
+        powers = powers + (power,)  # noqa: RUF005
+    row = tl.arange(0, R)
+    for rank in tl.static_range(USED):
+        place = weights + row * weights_stride + rank
+        tl.store(place, tl.div_rn(powers[rank], total), mask=row < rows)
     return ids
-
-
-@triton.jit
-def write_row_table(ids, table, USED: tl.constexpr, PADDED: tl.constexpr):
-    """The table of one row: every chosen expert has one slot, slots in the order of the ids."""
-    k = tl.arange(0, PADDED)
-    live = k < USED
-    slot = tl.sum((ids[:, None] < ids[None, :]).to(tl.int32), 0)
-    tl.store(table + k, USED, mask=k == 0)
-    tl.store(table + 1 + k, slot.to(tl.int64), mask=live)
-    entry = table + 1 + USED + 3 * slot
-    tl.store(entry, ids.to(tl.int64), mask=live)
-    tl.store(entry + 1, tl.zeros([PADDED], tl.int64) + 1, mask=live)
-    tl.store(entry + 2, slot.to(tl.int64), mask=live)
-    tl.store(table + 1 + 4 * USED + k, tl.zeros([PADDED], tl.int64), mask=live)
-
-
-@triton.jit
-def write_table(ids, firsts, table, pairs, entries, USED: tl.constexpr, P: tl.constexpr):
-    """Slots ordered by expert, then by row: a pair's slot is the number of smaller (expert, pair) keys."""
-    STEP: tl.constexpr = 8 if P > 8 else P
-    i = tl.arange(0, P)
-    live = i < pairs
-    mine = tl.load(ids + i, mask=live, other=0x7FFFFF, cache_modifier=".cg")
-    slot = tl.zeros([P], tl.int32)
-    same = tl.zeros([P], tl.int32)
-    earlier = tl.zeros([P], tl.int32)
-    for start in range(0, P, STEP):
-        j = (start + tl.arange(0, STEP))[:, None]  # summed along the axis that a thread holds
-        other = tl.load(ids + j, mask=j < pairs, other=0x7FFFFF, cache_modifier=".cg")
-        equal = (other == mine[None, :]) & (j < pairs)
-        before = j < i[None, :]
-        slot += tl.sum(((other < mine[None, :]) | (equal & before)).to(tl.int32), 0)
-        same += tl.sum(equal.to(tl.int32), 0)
-        earlier += tl.sum((equal & before).to(tl.int32), 0)
-    first = (earlier == 0) & live
-    tl.store(firsts + i, first.to(tl.int32), mask=live)
-    tl.debug_barrier()
-    place = tl.zeros([P], tl.int32)
-    for start in range(0, P, STEP):
-        j = (start + tl.arange(0, STEP))[:, None]
-        other = tl.load(ids + j, mask=j < pairs, other=0x7FFFFF, cache_modifier=".cg")
-        head = tl.load(firsts + j, mask=j < pairs, other=0, cache_modifier=".cg")
-        place += tl.sum(tl.where(other < mine[None, :], head, 0), 0)
-    tl.store(table, tl.sum(first.to(tl.int64), 0))
-    tl.store(table + 1 + i, slot.to(tl.int64), mask=live)
-    entry = table + 1 + pairs + 3 * place
-    tl.store(entry, mine.to(tl.int64), mask=first)
-    tl.store(entry + 1, same.to(tl.int64), mask=first)
-    tl.store(entry + 2, slot.to(tl.int64), mask=first)
-    tl.store(table + 1 + pairs + 3 * entries + slot, (i // USED).to(tl.int64), mask=live)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
-    logits, stride, weights, weights_stride, ids, firsts, table, counter, rows, experts,
-    USED: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr, P: tl.constexpr, ONE: tl.constexpr, TABLE: tl.constexpr,
+    logits, stride, weights, weights_stride, table, rows, experts, entries,
+    USED: tl.constexpr, PADDED: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
+    """Choice and table of up to R rows, a warp a row. Slots are ordered by expert, then by row: a pair's slot is the
+    number of pairs with a smaller expert, or the same one and a lower row.
+    """
     release_next()
     await_inputs()
+    chosen = choose(
+        logits, stride, rows, experts, weights, weights_stride, USED, PADDED, R, WIDTH, PIECES
+    )
+    P: tl.constexpr = R * PADDED
+    ids = tl.reshape(chosen, [P])
+    p = tl.arange(0, P)
+    live = (p // PADDED < rows) & (p % PADDED < USED)
+    ids = tl.where(live, ids, 0x7FFFFF)
+    mine, other = ids[None, :], ids[:, None]
+    equal = (mine == other) & live[:, None]
+    before = p[:, None] < p[None, :]
+    earlier = tl.sum((equal & before).to(tl.int32), 0)
+    slot = tl.sum((other < mine).to(tl.int32), 0) + earlier
+    count = tl.sum(equal.to(tl.int32), 0)
+    first = (earlier == 0) & live
+    head = first.to(tl.int32)
+    place = tl.sum(tl.where(other < mine, head[:, None], 0), 0)
+    pairs = rows * USED
+    tl.store(table, tl.sum(head, 0).to(tl.int64))
+    tl.store(table + 1 + (p // PADDED) * USED + p % PADDED, slot.to(tl.int64), mask=live)
+    entry = table + 1 + pairs + 3 * place
+    tl.store(entry, ids.to(tl.int64), mask=first)
+    tl.store(entry + 1, count.to(tl.int64), mask=first)
+    tl.store(entry + 2, slot.to(tl.int64), mask=first)
+    tl.store(table + 1 + pairs + 3 * entries + slot, (p // PADDED).to(tl.int64), mask=live)
+
+
+@triton.jit
+def choose_kernel(
+    logits, stride, weights, weights_stride, ids, experts,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The choice of one row of many."""
     row = tl.program_id(0)
-    chosen = choose(logits + row * stride, experts, weights + row * weights_stride, USED, PADDED, E)
-    if ONE:
-        write_row_table(chosen, table, USED, PADDED)
-    else:
-        k = tl.arange(0, PADDED)
-        tl.store(ids + row * USED + k, chosen, mask=k < USED)
-        if TABLE:
-            tl.debug_barrier()
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == rows - 1:
-                pairs = rows * USED
-                write_table(ids, firsts, table, pairs, tl.minimum(experts, pairs), USED, P)
-                tl.store(counter, 0)
+    chosen = choose(
+        logits + row * stride, stride, 1, experts, weights + row * weights_stride, weights_stride,
+        USED, PADDED, 1, WIDTH, PIECES,
+    )  # fmt: skip
+    k = tl.arange(0, PADDED)[None, :]
+    tl.store(ids + row * USED + k, chosen, mask=k < USED)
 
 
 @triton.jit
@@ -170,25 +178,29 @@ def slots_kernel(
 
 
 def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
-    """Pinned: a row's choice and weights are a program of their own; the table is of integers."""
+    """Pinned: a row's choice is made by its own warp, its weights are summed rank by rank; the table is of integers."""
     rows, used, experts = recorder.rows, routing.used, routing.experts
     assert routing.table.width >= routing_words(rows, used, experts), routing
-    pairs, wide = rows * used, recorder.wide
-    padded = triton.next_power_of_2(experts)
-    ids = recorder.scratch("route ids", pairs, torch.int32)
-    table = routing.table.array
-    recorder.launch(
-        route_kernel, (rows,),
-        logits.array, logits.array.stride(0), routing.weights.array, routing.weights.array.stride(0),
-        ids, recorder.scratch("route firsts", 256, torch.int32), table,
-        recorder.scratch("route counter", 1, torch.int32), rows, experts,
-        USED=used, PADDED=triton.next_power_of_2(used), E=padded,
-        P=16 if wide else triton.next_power_of_2(pairs), ONE=rows == 1, TABLE=not wide,
-        num_warps=1, overlap=True, **_EXACT,
-    )  # fmt: skip
-    if not wide:
+    pairs, padded = rows * used, triton.next_power_of_2(experts)
+    table, weights = routing.table.array, routing.weights.array
+    strided = (logits.array, logits.array.stride(0), weights, weights.stride(0))
+    width = min(_WARP_LOGITS, padded)
+    shape = {
+        "USED": used,
+        "PADDED": triton.next_power_of_2(used),
+        "WIDTH": width,
+        "PIECES": padded // width,
+    }
+    if not recorder.wide:
+        block = triton.next_power_of_2(rows)
+        recorder.launch(
+            route_kernel, (1,), *strided, table, rows, experts, min(experts, pairs),
+            **shape, R=block, num_warps=block, overlap=True, **_EXACT,
+        )  # fmt: skip
         return
+    ids = recorder.scratch("route ids", pairs, torch.int32)
     counts = recorder.scratch("route counts", 2 * padded, torch.int32)
+    recorder.launch(choose_kernel, (rows,), *strided, ids, experts, **shape, num_warps=1, **_EXACT)
     recorder.launch(
         count_kernel, (experts,), ids, counts, pairs, E=padded, CHUNK=_CHUNK, num_warps=4
     )
