@@ -77,11 +77,11 @@ class SpeculationReport:
 
     `steps`, `drafted` and `accepted` count the steps that drafted; `slots` tells for each slot
     after the anchor how often it was judged and how often kept; `widths` counts all steps by the
-    rows asked for (1: a plain one). `refusals` counts verify paths that declined, as "path:
-    reason". `gap_rows` tokens of the context are unknown to the draft. `expected` is the speed-up
-    over plain decoding the planner expected at the start; `gain` what came out against the measured
-    cost of one row, None before the first decode step. `planner` holds the planner's own numbers,
-    ready for JSON.
+    rows asked for (1: a plain one), `cuts` those of them whose drafted window was cut to that.
+    `refusals` counts verify paths that declined, as "path: reason". `gap_rows` tokens of the
+    context are unknown to the draft. `expected` is the speed-up over plain decoding the planner
+    expected at the start; `gain` what came out against the measured cost of one row, None before
+    the first decode step. `planner` holds the planner's own numbers, ready for JSON.
     """
 
     draft: str
@@ -98,6 +98,7 @@ class SpeculationReport:
     expected: float
     gain: float | None
     planner: Mapping[str, Any]
+    cuts: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def tau(self) -> float:

@@ -7,13 +7,13 @@ tokens than plain decoding with the same seed would give.
 Source: Leviathan et al., "Fast inference from transformers via speculative decoding" (2023), 2.3.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
-from sparkinfer.dflash.base import Proposals, Row
+from sparkinfer.dflash.base import Confident, Proposals, Row
 from sparkinfer.sampling import (
     ACCEPT_STREAM,
     DRAFT_STREAM,
@@ -24,14 +24,22 @@ from sparkinfer.sampling import (
     uniform,
 )
 
+More = Callable[[Sequence[float]], bool]  # claims so far -> whether another slot is worth a look
+
 
 class Judge(Protocol):
     """Judges the rows of one window in order. Rows see the tokens before them as if these were output already."""
 
-    drafts: Sequence[int]  # what the window holds after the anchor
+    drafts: list[int]  # what the window holds after the anchor
+    claims: list[
+        float
+    ]  # the draft's probabilities of them; empty if nobody asked or the draft does not tell
     choices: list[Choice]  # the target's tokens so far: accepted drafts, then one of its own
     accepted: int
     judged: int  # drafts that were accepted or rejected; later ones were never looked at
+
+    def keep(self, count: int) -> None:
+        """Forget all drafts but the first `count`; before the first row is judged."""
 
     def __call__(self, index: int, row: Row) -> bool:
         """Take row `index` of the window; True when the next row is of use.
@@ -41,17 +49,44 @@ class Judge(Protocol):
 
 
 class Match:
-    """Keep what the target would have chosen itself."""
+    """Keep what the target would have chosen itself.
+
+    So the window may end anywhere, for any reason: `more` is asked after each slot whether to choose a token for the
+    next one too, and `keep` cuts off what was chosen.
+    """
 
     def __init__(
-        self, proposals: Proposals, anchor: int, sampler: Sampler, history: TokenHistory
+        self,
+        proposals: Proposals,
+        anchor: int,
+        sampler: Sampler,
+        history: TokenHistory,
+        more: More | None = None,
     ) -> None:
         self._sampler, self._history = sampler, history
         self.drafts: list[int] = []
-        for slot in range(proposals.depth):
-            self.drafts.append(proposals.best(slot, self.drafts[-1] if slot else anchor))
+        self.claims: list[float] = []
         self.choices: list[Choice] = []
         self.accepted = self.judged = 0
+        surest = proposals.surest if more and isinstance(proposals, Confident) else None
+        for slot in range(proposals.depth):
+            previous = self.drafts[-1] if slot else anchor
+            if surest is None or more is None:
+                self.drafts.append(proposals.best(slot, previous))
+                continue
+            token, claim = surest(slot, previous)
+            self.drafts.append(token)
+            if claim is None:
+                surest = None
+                self.claims.clear()
+                continue
+            self.claims.append(claim)
+            if not more(self.claims):
+                break
+
+    def keep(self, count: int) -> None:
+        """Forget all drafts but the first `count`; before the first row is judged."""
+        del self.drafts[count:]
 
     def __call__(self, index: int, row: Row) -> bool:
         choice = self._sampler.choose(row, self._history)
@@ -70,17 +105,26 @@ class Match:
 
 
 class Rejection(Match):
-    """Keep a token drawn from q with probability min(1, p / q)."""
+    """Keep a token drawn from q with probability min(1, p / q).
+
+    With a temperature `more` is not asked and there are no claims: tokens are drawn, and a window that ends where a
+    token is drawn that the draft thinks unlikely would prefer the others.
+    """
 
     def __init__(
-        self, proposals: Proposals, anchor: int, sampler: Sampler, history: TokenHistory
+        self,
+        proposals: Proposals,
+        anchor: int,
+        sampler: Sampler,
+        history: TokenHistory,
+        more: More | None = None,
     ) -> None:
         if sampler.params.greedy:
-            super().__init__(proposals, anchor, sampler, history)
+            super().__init__(proposals, anchor, sampler, history, more)
             self._laws: list[Distribution] = []
             return
         self._sampler, self._history = sampler, history
-        self.drafts, self._laws = [], []
+        self.drafts, self.claims, self._laws = [], [], []
         self.choices = []
         self.accepted = self.judged = 0
         for slot in range(proposals.depth):

@@ -5,6 +5,7 @@ different length, each weighted by how well it predicted the latest steps. A slo
 says nothing and changes nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
@@ -14,6 +15,7 @@ _DEEPER = 0.98  # of an unseen slot against the one before it
 _ALIKE = 0.9  # of a slot's change that shows in the next one too
 _EVIDENCE = 0.985  # per step: how fast it is forgotten how well a memory predicted
 _SETTLED = 32  # steps
+_LEAST_UNIT = 1e-9  # of counts that are forgotten
 _REQUEST = 16.0  # steps: how much of what was seen a new request makes old
 _LEAST, _MOST = 0.01, 0.99
 
@@ -44,23 +46,39 @@ SPANS = (
 
 
 class _Memory:
-    """Decayed counts of slots reached and kept, the acceptance they suggest and how well that predicted."""
+    """Decayed counts of slots reached and kept, the acceptance they suggest and how well that predicted.
+
+    Counts stand in units of `_unit`: to forget is to make the unit smaller.
+    """
 
     def __init__(self, span: Span, slots: int) -> None:
         self.span = span
         self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
         self.evidence = 0.0  # decayed log-likelihood
+        self._unit = 1.0
+        self._step = exp(-1.0 / span.steps)
 
     def fade(self, steps: float) -> None:
-        factor = exp(-steps / self.span.steps)
-        self.reached = [count * factor for count in self.reached]
-        self.kept = [count * factor for count in self.kept]
+        self._unit *= self._step if steps == 1.0 else exp(-steps / self.span.steps)
+        if self._unit < _LEAST_UNIT:
+            self.reached = [count * self._unit for count in self.reached]
+            self.kept = [count * self._unit for count in self.kept]
+            self._unit = 1.0
 
-    def add(self, accepted: int, judged: int) -> None:
+    def add(self, accepted: int, judged: int, beyond: Sequence[float]) -> None:
+        one = 1.0 / self._unit
         for slot in range(judged):
-            self.reached[slot] += 1.0
+            self.reached[slot] += one
         for slot in range(accepted):
-            self.kept[slot] += 1.0
+            self.kept[slot] += one
+        for slot, rate in enumerate(beyond, judged):
+            self.reached[slot] += one
+            one *= rate
+            self.kept[slot] += one
+
+    def seen(self, slot: int) -> float:
+        """Share of this slot that was kept."""
+        return self.kept[slot] / self.reached[slot] if self.reached[slot] else 0.0
 
     def likelihood(self, accepted: int, judged: int) -> float:
         """Log of the probability this memory gave to what happened."""
@@ -70,11 +88,13 @@ class _Memory:
     def estimate(self, longer: "_Memory") -> None:
         """Set the rates; `longer` is the memory before this one."""
         rates = []
-        guess, change, weight = _FIRST, 0.0, self.span.first
-        for slot, reached in enumerate(self.reached):
-            kept, trust = self.kept[slot], reached / (reached + weight)
+        guess, change, weight, unit = _FIRST, 0.0, self.span.first, self._unit
+        for slot, count in enumerate(self.reached):
+            reached, kept = count * unit, self.kept[slot] * unit
             if self.span.of_change:
-                seen = kept / reached - longer.kept[slot] / longer.reached[slot] if reached else 0.0
+                trust = reached / (reached + weight)
+                seen = longer.seen(slot)
+                seen = kept / reached - seen if reached else 0.0
                 change = trust * seen + (1.0 - trust) * _ALIKE * change
                 rate = longer.rates[slot] + change
             else:
@@ -99,10 +119,14 @@ class Acceptance:
         self._memories = [_Memory(span, self.slots) for span in SPANS]
         self._estimate()
 
-    def observe(self, drafted: int, accepted: int, since: int = 0) -> bool:
+    def observe(
+        self, drafted: int, accepted: int, since: int = 0, beyond: Sequence[float] = ()
+    ) -> bool:
         """A step drafted so many tokens and the target kept so many; `since` plain steps came before it.
 
-        Slots up to the first rejected one were judged; the others were not reached. Returns whether the estimates are
+        Slots up to the first rejected one were judged; the others were not reached. `beyond`: how likely the slots
+        were that a cut kept from being judged (all before them were kept). They count with that, because windows are
+        cut where the draft is unsure: those judged alone would look too good. Returns whether the estimates are
         new: after many steps one changes little, and three of four are left to the next.
         """
         judged = min(drafted, accepted + 1, self.slots)
@@ -110,7 +134,7 @@ class Acceptance:
         for memory in self._memories:
             memory.evidence = _EVIDENCE * memory.evidence + memory.likelihood(accepted, judged)
             memory.fade(1.0 + since * memory.span.ages)
-            memory.add(accepted, judged)
+            memory.add(accepted, judged, beyond)
         for slot in range(judged):
             self.reached[slot] += 1
         for slot in range(accepted):

@@ -1,7 +1,7 @@
 """What the loop needs of a draft: context rows made of the target's features, and proposals for the next slots."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,17 @@ class Proposals(Protocol):
 
     def row(self, slot: int, previous: int) -> Logits:
         """Finite logits over the target's ids, float32 [n_vocab]; ids the draft cannot propose are very low."""
+
+
+@runtime_checkable
+class Confident(Protocol):
+    """Proposals that can tell how sure they are of their likeliest tokens."""
+
+    def surest(self, slot: int, previous: int) -> tuple[int, float | None]:
+        """`best`, and about the probability it has in `row`, 0 .. 1; None where that would be dear to know.
+
+        It would be where the row is still on a device and only its largest logit has come over.
+        """
 
 
 class Draft(Protocol):

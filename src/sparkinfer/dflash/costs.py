@@ -4,14 +4,12 @@ import bisect
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from sparkinfer.dflash.drift import Drift
 
@@ -24,6 +22,7 @@ _INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
 VERSION = 2  # of the file; another one is measured again
 Key = tuple[str, int]  # path, width
 Points = tuple[float, ...]  # seconds at each of the table's context lengths
+Line = tuple[float, float]  # seconds at the first of these lengths, and for each token more
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,8 @@ class Observed:
 
     `drafted` counts the tokens that were judged, or would have been if none before them had been rejected;
     `accepted` those that were kept. `length` is the context at the step's start; `parts` splits `seconds`
-    (draft, target, sample, commit).
+    (draft, target, sample, commit). `asked`: rows decided on before drafting, if the window was cut to `width` (0: it
+    was not). `claims`: the draft's probabilities of its tokens from slot 0 on, as far as they were asked for.
     """
 
     width: int
@@ -42,6 +42,8 @@ class Observed:
     accepted: int
     seconds: float
     parts: Mapping[str, float]
+    asked: int = 0
+    claims: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class Cost:
     @property
     def total(self) -> Points:
         return tuple(t + d for t, d in zip(self.target, self.draft, strict=True))
+
+
+class Price(NamedTuple):
+    """Seconds of the cheapest step of a width now, and those of the draft in it."""
+
+    width: int
+    path: str
+    seconds: float
+    draft: float
 
 
 class CostTable:
@@ -89,12 +100,13 @@ class CostTable:
             (path, w): cost.total for path, costs in self.steps.items() for w, cost in costs.items()
         }
         self._place = {key: place for place, key in enumerate([(PLAIN, 1), *totals])}
-        points = np.array([self.base, *totals.values()])
-        distance = max(self.lengths[-1] - self.lengths[0], 1)
-        self._low = points[:, 0]
-        self._slope = (points[:, -1] - points[:, 0]) / distance
-        pairs = zip(self._low.tolist(), self._slope.tolist(), strict=True)
-        self._lines: list[tuple[float, float]] = list(pairs)
+        self._lines = [self._through(points) for points in (self.base, *totals.values())]
+        self._drafts: dict[int, Line] = {
+            1: (0.0, 0.0)
+        }  # by width: no path changes what a draft costs
+        for by_width in self.steps.values():
+            for width, cost in by_width.items():
+                self._drafts.setdefault(width, self._through(cost.draft))
         spreads = [cost.spread for costs in self.steps.values() for cost in costs.values()]
         self._drift = Drift(self._place, [spread, *spreads])
         self.seen: dict[Key, int] = {}  # steps observed
@@ -125,15 +137,26 @@ class CostTable:
 
         A path later in the order has to be clearly cheaper.
         """
-        lines = np.maximum(self._low + self._slope * (length - self.lengths[0]), 0.5 * self._low)
-        seconds = (lines * self._drift.factors()).tolist()
         best: dict[int, tuple[str, float]] = {}
-        for (path, width), place in self._place.items():
-            if width > 1 and (path, width) not in without:
-                now = seconds[place]
+        away = length - self.lengths[0]
+        factors = self._drift.factors()
+        for key, (low, slope), factor in zip(self._place, self._lines, factors, strict=True):
+            path, width = key
+            if width > 1 and not (without and key in without):
+                now = low + slope * away
+                now = (now if now > 0.5 * low else 0.5 * low) * factor
                 if width not in best or now < best[width][1] * _CLEARLY:
                     best[width] = (path, now)
         return dict(sorted(best.items()))
+
+    def prices(self, length: int, without: Collection[Key] = ()) -> list[Price]:
+        """The same in a list, with the draft's share."""
+        found = self.cheapest(length, without).items()
+        return [Price(w, path, s, self.drafting(w, length)) for w, (path, s) in found]
+
+    def drafting(self, width: int, length: int) -> float:
+        """Seconds of the draft in a step of that many rows: context rows, block and the choice of its tokens."""
+        return self._at(self._drafts[width], length) * self._drift.drafting
 
     def observe(self, step: Observed, waiting: int | None = None) -> float:
         """Learn from a step and return what it is put down at, in plain steps.
@@ -144,23 +167,36 @@ class CostTable:
         first step of a kind: it may have had to record its tape. After many of a kind one in four is enough.
         """
         key = (step.path, step.width) if step.width > 1 else (PLAIN, 1)
+        plain = self.plain(step.length)
         ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
         if ended_early or key not in self._place:
-            return step.seconds / self.plain(step.length)
-        before = self._seconds(key, step.length) / self.plain(step.length)
+            return step.seconds / plain
+        cut = self.cut_off(step) / plain
+        if step.asked and step.width == 1:
+            return min(max(step.seconds / plain, 1.0 + cut), _SURPRISE * (1.0 + cut))
+        line = self._line(self._place[key], step.length)
+        expected = line * self._drift.factors()[self._place[key]]
         seen = self.seen.get(key, 0)
-        if step.width == 1 or 0 < seen < _SETTLED or seen % _EVERY == 0 < seen:
-            expected = self._seconds(key, step.length)
-            self._drift.observe(key, self.usual(step, waiting) / expected)
         self.seen[key] = seen + 1
-        after = self._seconds(key, step.length) / self.plain(step.length)
-        return min(after, _SURPRISE * before)
+        if step.width == 1 or 0 < seen < _SETTLED or seen % _EVERY == 0 < seen:
+            self._drift.observe(key, self.usual(step, waiting) / expected)
+            after = line * self._drift.factors()[self._place[key]] / self.plain(step.length)
+            return min(after, _SURPRISE * expected / plain) + cut
+        return expected / plain + cut
+
+    def cut_off(self, step: Observed) -> float:
+        """Seconds of the draft in a step that was cut, more than one of its width has."""
+        if step.asked <= step.width:
+            return 0.0
+        asked, kept = (self.drafting(width, step.length) for width in (step.asked, step.width))
+        return max(asked - kept, 0.0)
 
     def usual(self, step: Observed, waiting: int | None) -> float:
-        """The step's seconds if the draft had had the usual number of rows to append."""
+        """The step's seconds with as many rows for the draft to append and slots to fill as its width usually has."""
         if waiting is None or step.width == 1:
             return step.seconds
-        extra = self.row * (waiting - usual_rows(step.width)) * self._drift.factors()[0]
+        rows = waiting - usual_rows(max(step.asked, step.width))
+        extra = self.row * rows * self._drift.factors()[0] + self.cut_off(step)
         return max(step.seconds - extra, 0.05 * step.seconds)
 
     @property
@@ -187,8 +223,16 @@ class CostTable:
         return self._line(place, length) * self._drift.factors()[place]
 
     def _line(self, place: int, length: int) -> float:
-        low, slope = self._lines[place]
-        return max(low + slope * (length - self.lengths[0]), 0.5 * low)
+        return self._at(self._lines[place], length)
+
+    def _at(self, line: Line, length: int) -> float:
+        low, slope = line
+        seconds = low + slope * (length - self.lengths[0])
+        return seconds if seconds > 0.5 * low else 0.5 * low
+
+    def _through(self, points: Points) -> Line:
+        distance = max(self.lengths[-1] - self.lengths[0], 1)
+        return points[0], (points[-1] - points[0]) / distance
 
     def to_json(self) -> dict[str, Any]:
         """Ready for JSON: what was measured (milliseconds at each context length) and the corrections since."""

@@ -31,6 +31,7 @@ class Drift:
         self._value = np.zeros(n)
         self._covariance = np.diag([*_START[:2], *own])
         self._drafts = np.array([float(width > 1) for _, width in self._place])
+        self._diagonal = self._covariance.reshape(-1)[:: n + 1]
         self._factors: list[float] | None = None
         self._creep = np.array([*_CREEP[:2], *[_CREEP[2]] * (n - 2)])
         self._noise = _NOISE[1]
@@ -44,19 +45,25 @@ class Drift:
 
     def observe(self, kind: Kind, ratio: float) -> None:
         """A step of this kind took `ratio` times what was expected, factor included."""
-        parts = self._parts(kind)
-        covariance = self._covariance
-        covariance.flat[:: len(covariance) + 1] += self._creep
-        shared = covariance[:, parts].sum(axis=1)
-        known = float(shared[parts].sum())
+        covariance, (common, *parts) = self._covariance, self._parts(kind)
+        self._diagonal += self._creep
+        shared = covariance[common].copy()  # it is symmetric
+        for part in parts:
+            shared += covariance[part]
+        known = sum(shared[part].item() for part in (common, *parts))
         variance = known + self._noise
         most = _CLIP * variance**0.5
         surprise = min(most, max(-most, log(max(ratio, 1e-9))))
         self._value += shared * (surprise / variance)
         self._factors = None
-        covariance -= np.outer(shared, shared) / variance
+        covariance -= shared[:, None] * (shared / variance)
         noise = self._noise + _NOISE_GAIN * (surprise**2 - known - self._noise)
         self._noise = min(_NOISE[2], max(_NOISE[0], noise))
+
+    @property
+    def drafting(self) -> float:
+        """What the measured cost of a draft is to be multiplied with."""
+        return exp(self._value[0].item() + self._value[1].item())
 
     @property
     def level(self) -> float:

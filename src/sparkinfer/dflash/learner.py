@@ -1,10 +1,13 @@
-"""What every policy learns and reports: acceptance, costs, and how the widths look now."""
+"""What every policy learns and reports: acceptance, the draft's claims, costs, and how the widths look now."""
 
 from collections import Counter
+from collections.abc import Sequence
 from copy import deepcopy
+from math import inf
 from typing import Any, NamedTuple
 
 from sparkinfer.dflash.acceptance import Acceptance
+from sparkinfer.dflash.claims import Blocks, Calibration
 from sparkinfer.dflash.costs import PLAIN, Key, Observed
 from sparkinfer.dflash.ledger import Ledger
 from sparkinfer.dflash.policy import Decision, Setup
@@ -17,16 +20,33 @@ _PLAIN_DECISION = Decision(1, PLAIN, "nothing was decided yet")
 
 
 class Offer(NamedTuple):
-    """A width as it looks now: its path, its cost in plain steps, the tokens it yields, and tokens by cost."""
+    """A width as it looks now: its path, its cost in plain steps and the draft's share of it, and what it yields.
+
+    `tokens` are those of a whole window; `rate` is tokens by cost with windows cut where that gains.
+    """
 
     width: int
     path: str
     cost: float
     tokens: float
     rate: float
+    draft: float = 0.0
 
 
 PLAIN_OFFER = Offer(1, PLAIN, 1.0, 1.0, 1.0)
+
+
+class Stairs(NamedTuple):
+    """What the rows of a window cost once its draft is paid for.
+
+    `costs[w]`: the whole step if w rows are verified, in plain steps; infinite where that is not offered or dearer than
+    the window left whole, so that no cut can cost more than was decided. `least[w]`: what each row after w costs at
+    least. `paths[w]`: how w rows are verified.
+    """
+
+    costs: list[float]
+    least: list[float]
+    paths: list[str]
 
 
 def by_rate(offer: Offer) -> float:
@@ -37,13 +57,20 @@ class Learner:
     """Base of the policies; they differ in `choose`."""
 
     name = ""
+    cutting = True  # whether windows are cut
+    fewest = 1  # rows that a cut leaves
 
     def __init__(self, setup: Setup) -> None:
         self.costs, self.top = setup.costs, setup.top
         self.acceptance = Acceptance(setup.max_depth)
-        self._usual: Acceptance | None = None  # that comes back after an unusual request
+        self.calibration, self.blocks = Calibration(), Blocks()
+        # What comes back after an unusual request.
+        self._usual: tuple[Acceptance, Calibration, Blocks] | None = None
         self.ledger = Ledger()
         self.widths: Counter[int] = Counter()  # steps
+        self.cuts: Counter[int] = Counter()  # steps, by the rows that were left
+        self.going = 1.0  # tokens a plain step's time yields with the best width
+        self.paid: float | None = None  # plain steps that the last step took, if it drafted
         self.switches = self.probes = 0
         self.chosen = _PLAIN_DECISION
         self.length = 0  # at the last decision
@@ -55,24 +82,26 @@ class Learner:
         self._plain: list[Observed] = []  # not yet told to the cost table
         self._menu: list[Offer] = []
         self._menu_length: int | None = None  # None: to be made anew
+        self._stairs: dict[int, Stairs] = {}  # by width, of this menu
+        self._worth: list[float] = []  # of the claims of the block that is being drafted
 
     def begin(self, length: int, *, usual: bool = True) -> None:
         """A request starts after `length` context tokens: what was learned counts, but less."""
         if self._usual is not None:
-            self.acceptance, self._usual = self._usual, None
+            (self.acceptance, self.calibration, self.blocks), self._usual = self._usual, None
         if not usual:
-            self._usual = deepcopy(self.acceptance)
+            self._usual = deepcopy((self.acceptance, self.calibration, self.blocks))
         self.ledger.begin(length, self.costs.growth(length))
         self.acceptance.soften()
         self._refused.clear()
         self._waiting = 0
-        self.chosen = _PLAIN_DECISION
+        self.chosen, self.paid = _PLAIN_DECISION, None
         self.length, self._menu_length = length, None
 
     def observe(self, step: Observed) -> None:
         """Learn from a step; nothing is learned about slots it did not reach."""
         self.widths[step.width] += 1
-        if step.width == 1:
+        if step.width == 1 and not step.asked:
             self._observe_plain(step)
         else:
             self._observe_drafted(step)
@@ -89,6 +118,7 @@ class Learner:
         """All widths up to `limit` that a path serves, 1 first; the same list as long as nothing new is known."""
         if self._menu_length is None or abs(length - self._menu_length) >= _STRETCH:
             self._menu, self._menu_length = self._new_menu(length), length
+            self._stairs = {}
         if limit >= self.top:
             return self._menu
         return [offer for offer in self._menu if offer.width <= limit]
@@ -101,6 +131,7 @@ class Learner:
     def keep_or_switch(self, offers: list[Offer]) -> Offer:
         """The best rate; the width before stays unless another one is clearly better."""
         best = max(offers, key=by_rate)
+        self.going = best.rate
         now = next((offer for offer in offers if offer.width == self._width), None)
         if (
             now is None
@@ -113,9 +144,40 @@ class Learner:
         self._width = best.width
         return best
 
-    def take(self, offer: Offer, why: str) -> Decision:
+    def take(self, offer: Offer, why: str, *, may_cut: bool = False) -> Decision:
         """Decide for it."""
-        self.chosen = Decision(offer.width, offer.path, why)
+        self.chosen = Decision(offer.width, offer.path, why, may_cut and self.cutting)
+        self._worth, self.paid = [], None
+        return self.chosen
+
+    def more(self, claims: Sequence[float]) -> bool:
+        """Whether a row after those claimed so far could pay, even if the draft were sure of all slots to come."""
+        self._look(claims)
+        reach = 1.0
+        for worth in self._worth:
+            reach *= worth
+        least = self._stairs_of(self.chosen.width).least
+        return reach > self.going * least[len(claims) + 1]
+
+    def cut(self, claims: Sequence[float]) -> Decision:
+        """The rows with the most expected tokens beyond what their time would yield elsewhere."""
+        self._look(claims)
+        chosen, stairs = self.chosen, self._stairs_of(self.chosen.width)
+        reach = tokens = 1.0
+        width, best = 0, -inf
+        for rows in range(1, len(claims) + 2):
+            value = tokens - self.going * stairs.costs[rows]
+            if value > best and rows >= self.fewest:
+                width, best = rows, value
+            if rows <= len(claims):
+                reach *= self._worth[rows - 1]
+                tokens += reach
+        if width <= len(claims) and stairs.costs[width + 1] < inf:
+            width += self.calibration.spares(width - 1, claims[width - 1])
+        if width < chosen.width:
+            self.cuts[width] += 1
+            why = f"{chosen.why}; cut to {width}, the draft is not sure"
+            self.chosen = Decision(width, stairs.paths[width], why)
         return self.chosen
 
     def reason(self, offer: Offer, first: int, last: int) -> str:
@@ -134,7 +196,9 @@ class Learner:
             "tau": round(self.acceptance.expected(max(self.chosen.width - 1, 1)), 3),
             "expected_speedup": round(self.expected_speedup(), 3),
             "acceptance": self.acceptance.report(),
+            "claims": self.calibration.report(),
             "widths": {str(width): count for width, count in sorted(self.widths.items())},
+            "cuts": {str(width): count for width, count in sorted(self.cuts.items())},
             "switches": self.switches,
             "probes": self.probes,
             "refused": sorted(f"{path} {width}" for path, width in self._refused),
@@ -176,20 +240,61 @@ class Learner:
 
     def _observe_drafted(self, step: Observed) -> None:
         self._settle_plain()
-        if self.acceptance.observe(step.drafted, step.accepted, self.since_draft):
+        beyond: Sequence[float] = ()
+        if step.claims:
+            self._look(step.claims)
+            judged = min(step.drafted, step.accepted + 1)
+            self.calibration.observe(step.claims, step.accepted, judged)
+            self.blocks.add(self._worth)
+            if step.accepted == step.drafted:
+                beyond = self._worth[step.drafted :]
+        if self.acceptance.observe(step.drafted, step.accepted, self.since_draft, beyond):
             self._menu_length = None
         if step.path != self.chosen.path:
             self._refused.add((self.chosen.path, step.width))
             self._menu_length = None
-        self.ledger.spend(self.costs.observe(step, self._waiting))
+        self.paid = self.costs.observe(step, self._waiting)
+        self.ledger.spend(self.paid)
         self.since_draft = 0
         self.since_plain += 1
         self._waiting = step.accepted + 1
 
     def _new_menu(self, length: int) -> list[Offer]:
         plain, menu = self.costs.plain(length), [PLAIN_OFFER]
-        for width, (path, seconds) in self.costs.cheapest(length, self._refused).items():
+        for width, path, seconds, draft in self.costs.prices(length, self._refused):
             if width <= self.top:
                 cost, tokens = seconds / plain, self.acceptance.expected(width - 1)
-                menu.append(Offer(width, path, cost, tokens, tokens / cost))
-        return menu
+                menu.append(Offer(width, path, cost, tokens, tokens / cost, draft / plain))
+        if not self.cutting or not self.blocks.known or len(menu) == 1:
+            return menu
+        gains = self.blocks.gains(
+            [offer.width for offer in menu],
+            [offer.cost - offer.draft for offer in menu],
+            [offer.draft for offer in menu],
+            self.acceptance.rates,
+            self.going,
+        )
+        return [o._replace(rate=o.rate * gain) for o, gain in zip(menu, gains, strict=True)]
+
+    def _stairs_of(self, width: int) -> Stairs:
+        """Of a window that was decided on; remembered as long as the menu is."""
+        if width not in self._stairs:
+            whole = next(offer for offer in self._menu if offer.width == width)
+            costs, paths = [inf] * (width + 1), [PLAIN] * (width + 1)
+            for offer in self._menu:
+                cost = offer.cost - offer.draft + whole.draft
+                if offer.width <= width and cost <= whole.cost:
+                    costs[offer.width], paths[offer.width] = cost, offer.path
+            costs[width] = whole.cost
+            least = [-inf] * (width + 1)
+            for rows in range(1, width):
+                if costs[rows] < inf:
+                    further = range(rows + 1, width + 1)
+                    least[rows] = min((costs[w] - costs[rows]) / (w - rows) for w in further)
+            self._stairs[width] = Stairs(costs, least, paths)
+        return self._stairs[width]
+
+    def _look(self, claims: Sequence[float]) -> None:
+        """Note what further claims are worth."""
+        for slot in range(len(self._worth), len(claims)):
+            self._worth.append(self.calibration.worth(slot, claims[slot]))

@@ -1,4 +1,4 @@
-"""The speculative step: choose a width, draft, verify, accept, commit."""
+"""The speculative step: choose a width, draft, cut, verify, accept, commit."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from sparkinfer.decoding import (
     StepResult,
     TargetLike,
 )
-from sparkinfer.dflash.accept import RULES
+from sparkinfer.dflash.accept import RULES, Match
 from sparkinfer.dflash.base import Draft, Features, Row
-from sparkinfer.dflash.planner import Observed, Policy
-from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
+from sparkinfer.dflash.planner import Decision, Observed, Policy
+from sparkinfer.dflash.verify import Judge, Paths, Verified, VerifyPath, VerifyTarget
 from sparkinfer.sampling import Choice, Sampler, TokenHistory
 
 _KEPT_ROWS = 64  # features of plain steps that wait for the next draft
@@ -38,6 +38,7 @@ class _Counts:
     reached: Counter[int] = field(default_factory=Counter)  # by slot
     hit: Counter[int] = field(default_factory=Counter)
     widths: Counter[int] = field(default_factory=Counter)
+    cuts: Counter[int] = field(default_factory=Counter)
     plain_seconds: float = 0.0  # what the kept tokens would have cost one at a time
     seconds: float = 0.0
     gap: int = 0
@@ -56,6 +57,7 @@ class _Step:
 
     choices: list[Choice]
     width: int = 0  # rows asked for; 0: the prompt's last row
+    asked: int = 0  # before the window was cut, 0 if it was not
     path: str = PREFILL_PATH
     length: int = 0
     drafted: int = 0
@@ -64,6 +66,7 @@ class _Step:
     window: Sequence[int] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     judged: int = 0
+    claims: Sequence[float] = ()
 
 
 class DFlashDecoder:
@@ -163,9 +166,9 @@ class DFlashDecoder:
         decision = self.policy.choose(length, min(limit, self._state.context - length))
         if limit > 1 or not self._why:  # the last token's step says nothing about the draft
             self._why = decision.why
-        step = _Step([], decision.width, AR_PATH, length)
+        step = _Step([], decision.width, path=AR_PATH, length=length)
         if decision.width > 1:
-            return self._speculate(step, decision.path)
+            return self._speculate(step, decision)
         started = perf_counter()
         row = self.target.forward(self._state, self._history.output[-1:])[0]
         return self._single(step, row, started)
@@ -196,6 +199,7 @@ class DFlashDecoder:
             accepted=counts.accepted,
             slots=slots,
             widths=dict(sorted(counts.widths.items())),
+            cuts=dict(sorted(counts.cuts.items())),
             refusals=dict(self.paths.refusals),
             gap_rows=counts.gap,
             why=self._why,
@@ -216,13 +220,25 @@ class DFlashDecoder:
         step.seconds = {"target": computed - started, "sample": perf_counter() - computed}
         return self._result(step, rows=step.width)
 
-    def _speculate(self, step: _Step, preferred: str) -> StepResult:
-        started = perf_counter()
+    def _draft(self, step: _Step, decision: Decision) -> tuple[Match, str]:
+        """Fill the window and cut it if the policy wants that; who judges it, and the path it is for."""
         self._flush()
         anchor = self._history.output[-1]
         proposals = self.draft.propose(anchor, step.width - 1)
-        judge = self._judge(proposals, anchor, self._sampler, self._history)
+        more = self.policy.more if decision.may_cut else None
+        judge = self._judge(proposals, anchor, self._sampler, self._history, more)
+        step.claims = judge.claims
+        if judge.claims:
+            decision = self.policy.cut(judge.claims)
+            if decision.width < step.width:
+                step.asked, step.width, self._why = step.width, decision.width, decision.why
+                judge.keep(decision.width - 1)
         step.window = [anchor, *judge.drafts]
+        return judge, decision.path
+
+    def _speculate(self, step: _Step, decision: Decision) -> StepResult:
+        started = perf_counter()
+        judge, preferred = self._draft(step, decision)
         drafted, judging = perf_counter(), 0.0
 
         def timed(index: int, row: Row) -> bool:
@@ -232,8 +248,11 @@ class DFlashDecoder:
             judging += perf_counter() - entered
             return more
 
-        step.verify = self.paths.pick(preferred, step.width)
-        verified = step.verify.run(self._state, step.window, timed)
+        if step.width > 1:
+            step.verify = self.paths.pick(preferred, step.width)
+            verified = step.verify.run(self._state, step.window, timed)
+        else:
+            verified = self._plain_row(step.window, timed)
         step.choices, step.path = judge.choices, verified.path
         step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
         step.window = step.window[: verified.rows]
@@ -241,6 +260,11 @@ class DFlashDecoder:
         verifying = perf_counter() - drafted - judging
         step.seconds = {"draft": drafted - started, "target": verifying, "sample": judging}
         return self._result(step, rows=verified.rows, mode=verified.mode)
+
+    def _plain_row(self, window: Sequence[int], judge: Judge) -> Verified:
+        """Of a window that was cut to its anchor: a plain step."""
+        judge(0, self.target.forward(self._state, window)[0])
+        return Verified(AR_PATH, self._mode, 1, self.target.tapped(1))
 
     def _result(self, step: _Step, *, rows: int, mode: str | None = None) -> StepResult:
         self._current = step
@@ -276,9 +300,11 @@ class DFlashDecoder:
         counts.widths[step.width] += 1
         counts.seconds += seconds
         counts.plain_seconds += count * self.policy.plain_seconds(step.length)
-        if step.width > 1:
+        if step.width > 1 or step.asked:
             counts.add(step.drafted, step.judged, step.accepted)
             self._seen = True
+        if step.asked:
+            counts.cuts[step.width] += 1
         self.policy.observe(
             Observed(
                 width=step.width,
@@ -288,5 +314,7 @@ class DFlashDecoder:
                 accepted=step.accepted,
                 seconds=seconds,
                 parts=step.seconds,
+                asked=step.asked,
+                claims=step.claims,
             )
         )

@@ -1,8 +1,9 @@
 """The planner: takes the width that pays on this machine and on this text, one row included.
 
-It compares expected tokens by time over all widths. Costs were measured (`calibrate`) and are corrected
-while it runs, acceptance is estimated as it decodes (`acceptance`), and a ledger bounds what a wrong
-guess can cost (`ledger`).
+It compares expected tokens by time over all widths, and cuts a window that was drafted where the draft itself is
+not sure enough. Costs were measured (`calibrate`) and are corrected while it runs, acceptance is estimated as it
+decodes (`acceptance`), the draft's claims are corrected by what comes of them (`claims`), and a ledger bounds what
+a wrong guess can cost (`ledger`).
 """
 
 from collections.abc import Callable
@@ -87,14 +88,15 @@ class Auto(Learner):
     def _draft(self, best: Offer, offers: list[Offer]) -> Decision:
         """The best width; while little may be lost, the one with which that is expected to grow fastest."""
         if self.ledger.balance > _CAREFUL * (best.cost - 1.0) * self.ledger.scale:
-            return self.take(best, self.reason(best, 1, offers[-1].width))
+            return self.take(best, self.reason(best, 1, offers[-1].width), may_cut=True)
         allowed = [o for o in offers[1:] if o.rate > 1.0 and self.ledger.allows(o.cost)]
         careful = max(allowed, key=self._growth, default=None)
         if careful is None:
             return self.take(offers[0], f"saves up for a try with {best.width} rows")
         if careful is best:
-            return self.take(best, self.reason(best, 1, offers[-1].width))
-        return self.take(careful, f"{best.width} rows look best, fewer risk less for now")
+            return self.take(best, self.reason(best, 1, offers[-1].width), may_cut=True)
+        why = f"{best.width} rows look best, fewer risk less for now"
+        return self.take(careful, why, may_cut=True)
 
     def _growth(self, offer: Offer) -> float:
         """Expected logarithm of the balance after a step, by cost: growth without ruin (Kelly's rule)."""
@@ -128,10 +130,8 @@ class Auto(Learner):
 
     def _book(self, length: int) -> None:
         """Take a probe's loss from the purse, and add a share of what any drafting step gained."""
-        chosen = self.chosen
-        if chosen.width > 1:
-            cost = self.costs.step(chosen.width, chosen.path, self.length)
-            gain = length - self.length - cost / self.costs.plain(self.length)
+        if self.paid is not None:
+            gain = length - self.length - self.paid
             if self._probing:
                 self._failed = 0 if gain >= 0.0 else self._failed + 1
                 self._purse += min(gain, 0.0)

@@ -1,5 +1,10 @@
-"""What a policy is: it decides how many rows the next step verifies. No policy sees a token or a clock."""
+"""What a policy is: it decides how many rows the next step verifies. No policy sees a token or a clock.
 
+It may see how probable the draft's own tokens are to the draft, and cut a window that was drafted: with the rule
+`match` no output depends on where windows end.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,11 +13,15 @@ from sparkinfer.dflash.costs import CostTable, Observed
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`width` rows to verify, on `path` if it serves them; 1 is a plain step ("ar"). `why` is for people."""
+    """`width` rows to verify, on `path` if it serves them; 1 is a plain step ("ar"). `why` is for people.
+
+    With `may_cut` the policy wants to know the draft's claims, and may `cut` the window.
+    """
 
     width: int
     path: str
     why: str
+    may_cut: bool = False
 
 
 class Policy(Protocol):
@@ -29,6 +38,12 @@ class Policy(Protocol):
 
     def choose(self, length: int, limit: int) -> Decision:
         """What to do after `length` tokens; more than `limit` (>= 1) rows make no sense now."""
+
+    def more(self, claims: Sequence[float]) -> bool:
+        """Whether the draft should choose a token for another slot, after it claimed these probabilities."""
+
+    def cut(self, claims: Sequence[float]) -> Decision:
+        """How much of the window to verify, 1 .. `len(claims) + 1` rows, of a decision that may be cut."""
 
     def observe(self, step: Observed) -> None:
         """The step that was chosen last, after its commit."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.dflash.base import Logits
+from sparkinfer.dflash.base import Logits, Row
 from sparkinfer.models.table import Table
+from sparkinfer.sampling.lazy import LazyRow
 
 LEAST = -1e30  # logit of an id that the draft cannot propose
+_NEAR = np.float32(9.0)  # below the largest logit: what is less likely than that hardly counts
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Output:
     softcap: float = 0.0
     markov: MarkovHead | None = None
 
-    def logits(self, raw: Logits, previous: int) -> Logits:
+    def logits(self, row: Row, previous: int) -> Logits:
         """Final logits over the draft's ids. A new array, unless nothing changes them."""
-        raw = np.asarray(raw)
+        raw: Logits = np.asarray(row)
         if self.multiplier != 1.0:
             raw = raw * np.float32(self.multiplier)
         if self.softcap > 0:
@@ -49,11 +51,23 @@ class Output:
             raw = raw + self.markov.bias(previous)
         return raw
 
-    def best(self, raw: Logits, previous: int) -> int:
+    @property
+    def _ordered(self) -> bool:
+        """Whether the largest raw logit is the largest of all."""
+        return self.markov is None and self.multiplier > 0
+
+    def best(self, raw: Row, previous: int) -> int:
         """Scaling that keeps the order is not computed."""
-        ordered = self.markov is None and self.multiplier > 0
-        index = int((raw if ordered else self.logits(raw, previous)).argmax())
+        index = int((raw if self._ordered else self.logits(raw, previous)).argmax())
         return index if self.ids is None else int(self.ids[index])
+
+    def surest(self, raw: Row, previous: int) -> tuple[int, float | None]:
+        """`best` and its probability; None where the row is on a device and nothing else asks for all of it."""
+        if isinstance(raw, LazyRow) and self._ordered:
+            return self.best(raw, previous), None
+        logits = self.logits(raw, previous)
+        index = int(logits.argmax())
+        return index if self.ids is None else int(self.ids[index]), likelihood(logits, index)
 
     def row(self, raw: Logits, previous: int) -> Logits:
         """Finite logits over the target's ids, a new array."""
@@ -93,6 +107,11 @@ class SelectorProposals:
         ids, scores = self._scores(slot, previous)
         return int(ids[np.argmax(scores)])
 
+    def surest(self, slot: int, previous: int) -> tuple[int, float | None]:
+        ids, scores = self._scores(slot, previous)
+        index = int(np.argmax(scores))
+        return int(ids[index]), likelihood(scores, index)
+
     def row(self, slot: int, previous: int) -> Logits:
         ids, scores = self._scores(slot, previous)
         out = np.full(self._output.n_vocab, LEAST, np.float32)
@@ -114,6 +133,17 @@ class SelectorProposals:
         return self._found[slot]
 
 
+def likelihood(logits: Logits, index: int) -> float:
+    """Of the largest logit's id, under the softmax of those near it; 0.0 where that is not finite.
+
+    What is left out raises it by less than a few per cent, and takes most of the time.
+    """
+    largest = logits[index]
+    near = logits[logits > largest - _NEAR]
+    total = float(np.exp(near - largest).sum())
+    return 1.0 / total if total >= 1.0 else 0.0
+
+
 def _finite(values: Logits) -> Logits:
     """In place."""
     finite: Logits = np.nan_to_num(values, copy=False, nan=LEAST, posinf=-LEAST, neginf=LEAST)
@@ -130,6 +160,9 @@ class BlockProposals:
 
     def best(self, slot: int, previous: int) -> int:
         return self._output.best(self._raw[slot], previous)
+
+    def surest(self, slot: int, previous: int) -> tuple[int, float | None]:
+        return self._output.surest(self._raw[slot], previous)
 
     def row(self, slot: int, previous: int) -> Logits:
         return self._output.row(self._raw[slot], previous)

@@ -8,9 +8,10 @@ ONE_ROW = "one row is all that makes sense here"
 
 
 class Always(Learner):
-    """The best width that drafts, whether or not it pays."""
+    """The best width that drafts, whether or not it pays; cuts leave at least one draft."""
 
     name = "always"
+    fewest = 2
 
     def choose(self, length: int, limit: int) -> Decision:
         """A width of 2 .. limit; 1 only where the limit or the paths leave nothing else."""
@@ -19,7 +20,7 @@ class Always(Learner):
         if not offers:
             return self.take(PLAIN_OFFER, ONE_ROW)
         best = self.keep_or_switch(offers)
-        return self.take(best, self.reason(best, 2, offers[-1].width))
+        return self.take(best, self.reason(best, 2, offers[-1].width), may_cut=True)
 
     def expected_speedup(self) -> float:
         """May be below 1."""
@@ -27,9 +28,10 @@ class Always(Learner):
 
 
 class Fixed(Learner):
-    """The same number of proposals at every step."""
+    """The same number of proposals at every step, whatever the draft says of them."""
 
     name = "fixed"
+    cutting = False
 
     def __init__(self, setup: Setup) -> None:
         """Raises: OptionError for a depth that the draft or the permitted paths do not have."""
@@ -58,6 +60,7 @@ class Off(Learner):
     """Plain steps."""
 
     name = "off"
+    cutting = False
 
     def choose(self, length: int, limit: int) -> Decision:
         """One row."""
