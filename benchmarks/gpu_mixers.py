@@ -33,6 +33,7 @@ from sparkinfer.kernels.delta_net import DeltaNet, delta_net
 from sparkinfer.kernels.delta_net import triton_impl as net_impl
 from sparkinfer.kernels.gated_delta import DeltaInputs, commit_delta, gated_delta
 from sparkinfer.kernels.gated_delta import triton_impl as delta
+from sparkinfer.kernels.gated_delta import triton_wide as delta_wide
 from sparkinfer.kernels.gated_norm import gated_norm
 from sparkinfer.kernels.rope import rope
 from sparkinfer.kernels.shapes import Heads, RecurrentShape
@@ -471,18 +472,36 @@ class RecurrentCase:
                 )
         net_impl.WARPS = net_before
         delta.COLUMNS, delta.WARPS = before
-        wide_before = delta.WIDE_COLUMNS
         self.bench.set(self.params, advance=1)
-        for columns in (4, 8, 16, 32):
-            delta.WIDE_COLUMNS = columns
-            seconds = self.bench.time(self.record_delta(512, 1), 5)
+        wide_before = (
+            delta_wide.PRECISION,
+            delta_wide.COLUMNS,
+            delta_wide.SCAN_WARPS,
+            delta_wide.SCAN_STAGES,
+        )
+        for choice in (("bf16x3", 32, 4, 1), ("bf16x3", 64, 4, 1), ("bf16x3", 32, 8, 1), ("bf16x3", 32, 4, 2),
+                       ("tf32", 32, 4, 1), ("tf32x3", 32, 4, 1)):  # fmt: skip
+            (
+                delta_wide.PRECISION,
+                delta_wide.COLUMNS,
+                delta_wide.SCAN_WARPS,
+                delta_wide.SCAN_STAGES,
+            ) = choice
+            try:
+                seconds = self.bench.time(self.record_delta(2048, 1), 5)
+            except (
+                Exception
+            ) as failure:  # a variant that does not fit the chip is a result of the sweep
+                print(f"delta {choice}: {type(failure).__name__} {str(failure)[:80]}", flush=True)
+                continue
+            self.delta.mul_(0.1)
+            note = f"{1e9 * seconds / 2048:.0f} ns a row, error {self.delta_error(2048):.1e}"
             self.bench.report(
-                f"delta rows 512 columns {columns}",
-                seconds,
-                0,
-                f"{1e9 * seconds / 512:.0f} ns a row",
+                f"delta rows 2048 precision, columns, warps, stages {choice}", seconds, 0, note
             )
-        delta.WIDE_COLUMNS = wide_before
+        delta_wide.PRECISION, delta_wide.COLUMNS, delta_wide.SCAN_WARPS, delta_wide.SCAN_STAGES = (
+            wide_before
+        )
         conv_before = conv_impl.CHANNELS
         for channels in (32, 64, 128, 256):
             conv_impl.CHANNELS = channels

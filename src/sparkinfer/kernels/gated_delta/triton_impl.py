@@ -1,4 +1,5 @@
-"""Triton form of `gated_delta`: a program per value head and block of its columns keeps their state in registers.
+"""Triton form of `gated_delta`; for few rows, a program per value head and block of its columns keeps their state in
+registers.
 
 The head's k dimension is cut into four parts, so that sums over it are chains of fused multiply-adds across the parts
 and then one reduction inside a warp. Pinned: one machine code for any number of rows, each taken in turn by the same
@@ -12,6 +13,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.errors import ShapeError
 from sparkinfer.kernels.gated_delta import DeltaInputs
+from sparkinfer.kernels.gated_delta.triton_wide import record_wide
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
@@ -27,7 +29,7 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
-COLUMNS, WIDE_COLUMNS = 16, 8  # of a program, for few and for many rows
+COLUMNS = 16  # of a program
 WARPS = 1
 
 
@@ -194,7 +196,10 @@ def record(
 ) -> None:  # fmt: skip
     """Raises ShapeError for a head size that is no power of two."""
     check_shape(shape)
-    columns = min(shape.head_size, WIDE_COLUMNS if recorder.wide else COLUMNS)
+    if recorder.wide:
+        record_wide(recorder, inputs, shape, layer, params, out, eps)
+        return
+    columns = min(shape.head_size, COLUMNS)
     recorder.launch(
         delta_kernel, (shape.head_size // columns, shape.value_heads),
         inputs.qkv.array, stride_of(inputs.qkv.array), inputs.alpha.array, stride_of(inputs.alpha.array),
