@@ -479,8 +479,8 @@ def rows_product(
 
 @triton.jit
 def rows_gated(
-    graw, uraw, x, xf, x_stride, rows_of, count, groups, up_groups, unit, target, stride,
-    ONE: tl.constexpr, GATHER: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
+    graw, uraw, x, xf, x_stride, count, groups, up_groups, unit, target, stride,
+    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
@@ -488,13 +488,9 @@ def rows_gated(
 ):  # fmt: skip
     """Write silu(gate) * up of `count` rows to `target` [GF / GG * GB] and the rows after it.
 
-    The rows of x are the first ones, or with GATHER those that `rows_of` (int64) names. SAME: gate and up read a row
-    in the same parts.
+    SAME: gate and up read a row in the same parts.
     """
-    at = 0
-    if GATHER and not ONE:
-        at = tl.load(rows_of).to(tl.int32) * x_stride
-    values = input_parts(x + at, xf + at, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+    values = input_parts(x, xf, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
     if ONE:
         if SAME:
             other = values
@@ -510,10 +506,7 @@ def rows_gated(
         g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
         u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
         for r in range(bound(count)):
-            ahead = tl.minimum(r + 1, count - 1)  # on its way while this row is computed
-            if GATHER:
-                ahead = tl.load(rows_of + ahead).to(tl.int32)
-            ahead = ahead * x_stride
+            ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
             coming = input_parts(
                 x + ahead, xf + ahead, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN
             )
@@ -522,8 +515,6 @@ def rows_gated(
                 b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
             else:
                 here = r * x_stride
-                if GATHER:
-                    here = tl.load(rows_of + r).to(tl.int32) * x_stride
                 other = input_parts(
                     x + here, xf + here, up_groups, unit, LATE, UBITS, UF, UG, UB, UCHUNKS, UEVEN
                 )

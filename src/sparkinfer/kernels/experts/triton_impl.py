@@ -1,4 +1,4 @@
-"""GPU form of the routed experts: a program holds a few outputs of one active expert for all rows that chose it."""
+"""GPU form of the routed experts: a program computes a few outputs of one slot, a row with one of its experts."""
 
 from typing import Any
 
@@ -32,6 +32,7 @@ from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.rms_norm.triton_impl import JOINED as NORM_JOINED
 from sparkinfer.kernels.rms_norm.triton_impl import norm_row
 from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.route.triton_impl import slots_of
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
     load_parts,
@@ -44,134 +45,108 @@ from sparkinfer.kernels.triton_quant import (
 _COLUMNS = 256  # of a combine program
 
 
-@triton.jit
-def entry_of(table, index, pairs):
-    """Id of an active expert, its number of rows (0 where there is no such expert) and its first slot.
-
-    The loads do not wait for each other: past the last entry old ones are read, and not used.
-    """
-    active = tl.load(table)
-    at = table + 1 + pairs + 3 * index
-    expert, count, first = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    return expert, tl.where(index < active, count, 0).to(tl.int32), first.to(tl.int32)
-
-
 @triton.jit(do_not_specialize=["unit"])
 def hidden_kernel(
-    x, xf, x_stride, unit, table, pairs, entries,
+    x, xf, x_stride, unit, slot_pairs,
     gate, gate_total, gate_rows, gate_groups, up, up_total, up_rows, up_groups,
     out, out_stride, codes, floats, q_stride, counters, width,
-    QUANTISED: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
+    QUANTISED: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
 ):  # fmt: skip
-    """hidden[slot] of one active expert, a part of its outputs, up to ROWS of its slots."""
+    """A part of hidden[slot]. Slots of one expert follow each other: its weights come from memory once."""
     release_next()
     N: tl.constexpr = GF // GG * GB
-    index = tl.program_id(1)
     first = tl.program_id(0) * N
-    start = tl.program_id(2) * ROWS
+    slot = tl.program_id(1)
     await_inputs()
-    expert, slots, first_slot = entry_of(table, index, pairs)
-    if start < slots:
-        row = expert * gate_rows + first
-        g = load_parts(
-            gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GF, GG, GB, GCHUNKS, GEVEN
-        )
-        row = expert * up_rows + first
-        u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
-        count = tl.minimum(ROWS, slots - start)
-        slot = first_slot + start
-        rows_gated(
-            g, u, x, xf, x_stride, table + 1 + pairs + 3 * entries + slot, count, gate_groups, up_groups, unit,
-            out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride, ONE, True, SAME, LATE,
-            GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
+    pair = tl.load(slot_pairs + slot)
+    expert = (pair & 0xFFFF).to(tl.int64)
+    row = expert * gate_rows + first
+    g = load_parts(
+        gate, gate_total, row, gate_groups, unit, GBITS, GMODE, GF, GG, GB, GCHUNKS, GEVEN
+    )
+    row = expert * up_rows + first
+    u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
+    at = (pair >> 16) * x_stride
+    rows_gated(
+        g, u, x + at, xf + at, x_stride, 1, gate_groups, up_groups, unit,
+        out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride, True, SAME, LATE,
+        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
+    )  # fmt: skip
+    if QUANTISED:
+        groups = width // 32
+        place = first // 32
+        quantise_when_last(
+            counters + slot * groups + place, 32 // N, out, out_stride, codes, floats, q_stride, groups, place,
+            slot, 1, 1,
         )  # fmt: skip
-        if QUANTISED:
-            groups = width // 32
-            place = first // 32
-            counter = counters + (index * tl.num_programs(2) + tl.program_id(2)) * groups + place
-            quantise_when_last(
-                counter,
-                32 // N,
-                out,
-                out_stride,
-                codes,
-                floats,
-                q_stride,
-                groups,
-                place,
-                slot,
-                count,
-                ROWS,
-            )
+
+
+@triton.jit
+def slot_product(
+    slot_pairs, slot, first, x, xf, x_stride, unit, w, total, expert_rows, groups, out, out_stride,
+    LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out[slot] = down_e . hidden[slot], the outputs from `first` on."""
+    expert = (tl.load(slot_pairs + slot) & 0xFFFF).to(tl.int64)
+    row = expert * expert_rows + first
+    raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
+    at = slot * x_stride
+    rows_product(
+        raw, x + at, xf + at, x_stride, 1, groups, unit,
+        out + slot.to(tl.int64) * out_stride + first + tl.arange(0, F // G * B), out_stride,
+        False, True, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["unit"])
 def out_kernel(
-    x, xf, x_stride, unit, table, pairs, w, total, expert_rows, groups, out, out_stride,
-    ROWS: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
-    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    x, xf, x_stride, unit, slot_pairs, w, total, expert_rows, groups, out, out_stride,
+    LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out[slot] = down_e . hidden[slot] for the slots of one active expert."""
     release_next()
-    N: tl.constexpr = F // G * B
-    first = tl.program_id(0) * N
-    start = tl.program_id(2) * ROWS
     await_inputs()
-    expert, slots, first_slot = entry_of(table, tl.program_id(1), pairs)
-    if start < slots:
-        row = expert * expert_rows + first
-        raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
-        count = tl.minimum(ROWS, slots - start)
-        slot = first_slot + start
-        at = slot * x_stride
-        rows_product(
-            raw, x + at, xf + at, x_stride, count, groups, unit,
-            out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride,
-            False, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
-        )  # fmt: skip
+    slot_product(
+        slot_pairs, tl.program_id(1), tl.program_id(0) * (F // G * B), x, xf, x_stride, unit,
+        w, total, expert_rows, groups, out, out_stride, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["unit", "rows"])
+@triton.jit(do_not_specialize=["unit"])
 def out_linear_kernel(
-    x, xf, x_stride, unit, table, pairs, w, total, expert_rows, groups, out, out_stride, tiles, programs,
-    lx, lxf, lx_stride, rows, lgroups, lw, ltotal, lout, lout_stride,
-    ONE: tl.constexpr, LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    x, xf, x_stride, unit, slot_pairs, w, total, expert_rows, groups, out, out_stride, tiles, programs,
+    lx, lxf, lx_stride, lgroups, lw, ltotal, ltiles, lout, lout_stride,
+    LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
     LLATE: tl.constexpr, LBITS: tl.constexpr, LMODE: tl.constexpr, LZERO: tl.constexpr,
     LF: tl.constexpr, LG: tl.constexpr, LB: tl.constexpr, LCHUNKS: tl.constexpr, LEVEN: tl.constexpr,
 ):  # fmt: skip
-    """`out_kernel` for at most a window, and a product that reads none of its results: the shared expert's."""
+    """`out_kernel`, and a product that reads none of its results, a row a program: the shared expert's."""
     release_next()
     pid = tl.program_id(0)
     if pid < programs:
         LN: tl.constexpr = LF // LG * LB
-        row = pid.to(tl.int64) * LN
+        row = (pid % ltiles).to(tl.int64) * LN
         raw = load_parts(lw, ltotal, row, lgroups, unit, LBITS, LMODE, LF, LG, LB, LCHUNKS, LEVEN)
         await_inputs()
+        r = pid // ltiles
         rows_product(
-            raw, lx, lxf, lx_stride, rows, lgroups, unit, lout + row + tl.arange(0, LN), lout_stride,
-            False, ONE, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
+            raw, lx + r * lx_stride, lxf + r * lx_stride, lx_stride, 1, lgroups, unit,
+            lout + r * lout_stride + row + tl.arange(0, LN), lout_stride,
+            False, True, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
         )  # fmt: skip
     else:
-        N: tl.constexpr = F // G * B
         pid -= programs
-        first = (pid % tiles) * N
         await_inputs()
-        expert, count, slot = entry_of(table, pid // tiles, pairs)
-        if count > 0:
-            row = expert * expert_rows + first
-            raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
-            at = slot * x_stride
-            rows_product(
-                raw, x + at, xf + at, x_stride, count, groups, unit,
-                out + slot.to(tl.int64) * out_stride + first + tl.arange(0, N), out_stride,
-                False, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
-            )  # fmt: skip
+        slot_product(
+            slot_pairs, pid // tiles, (pid % tiles) * (F // G * B), x, xf, x_stride, unit,
+            w, total, expert_rows, groups, out, out_stride, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -240,12 +215,6 @@ def combine_norm_kernel(
     )
 
 
-def _active(recorder: CudaRecorder, routing: Routing) -> tuple[int, int, int]:
-    """Pairs, most active experts and row blocks of an expert."""
-    pairs = recorder.rows * routing.used
-    return pairs, min(routing.experts, pairs), -(-recorder.rows // ROWS)
-
-
 def _expected(routing: Routing, outputs: int) -> int:
     """Outputs a launch computes at least, for one row: what the tile is chosen for."""
     return routing.used * outputs
@@ -264,25 +233,22 @@ def record_hidden(
     if recorder.wide and gate.quantised:
         record_wide_hidden(recorder, x, gate, up, routing, buffers)
         return
-    pairs, active, blocks = _active(recorder, routing)
-    sms = processors(recorder)
-    first, second = paired_tiles(gate, up, _expected(routing, gate.outputs), sms, recorder.rows)
+    outputs = _expected(routing, gate.outputs)
+    first, second = paired_tiles(gate, up, outputs, processors(recorder), 1)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)
-    hidden = buffers.hidden.f32.array
+    hidden, slots = buffers.hidden.f32.array, recorder.rows * routing.used
     codes = scales = hidden
     if blocks_wanted(buffers.hidden):
         codes, scales = q8_views(buffers.hidden.q8)
-    groups = gate.outputs // BLOCK
     recorder.launch(
-        hidden_kernel, (gate.outputs // first.rows, active, blocks),
-        words, floats, stride_of(words), 1, routing.table.array, pairs, active,
+        hidden_kernel, (gate.outputs // first.rows, slots),
+        words, floats, stride_of(words), 1, slots_of(recorder, routing),
         gate.words, gate.total, gate.padded_outputs, gate.groups,
         up.words, up.total, up.padded_outputs, up.groups,
         hidden, stride_of(hidden), codes, scales, stride_of(codes),
-        counters(recorder, active * blocks * groups), gate.outputs,
-        QUANTISED=blocks_wanted(buffers.hidden), ROWS=ROWS, ONE=recorder.rows == 1,
-        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        counters(recorder, slots * gate.outputs // BLOCK), gate.outputs,
+        QUANTISED=blocks_wanted(buffers.hidden), SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip
@@ -295,38 +261,37 @@ def record_out(
     if recorder.wide and down.quantised:
         record_wide_out(recorder, down, routing, buffers)
         return
-    pairs, active, blocks = _active(recorder, routing)
     outputs = _expected(routing, down.padded_outputs)
     tile = choose_tile(down.form, down.groups, outputs, processors(recorder))
     assert down.padded_outputs % tile.rows == 0, (down.padded_outputs, tile)
     words, floats = input_views(buffers.hidden, down)
     out = buffers.out.array
     recorder.launch(
-        out_kernel, (down.padded_outputs // tile.rows, active, blocks),
-        words, floats, stride_of(words), 1, routing.table.array, pairs,
+        out_kernel, (down.padded_outputs // tile.rows, recorder.rows * routing.used),
+        words, floats, stride_of(words), 1, slots_of(recorder, routing),
         down.words, down.total, down.padded_outputs, down.groups, out, stride_of(out),
-        ROWS=ROWS, ONE=recorder.rows == 1, LATE=is_late(down), **constants(down), **tile.constants(),
-        num_warps=tile.warps, overlap=True, **EXACT,
+        LATE=is_late(down), **constants(down), **tile.constants(), num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip
 
 
 def _join_product(recorder: CudaRecorder, x: Activation, weight: TritonWeight, out: Buffer) -> bool:
     """Take a product into the launch of `out_kernel` recorded just before: the shared expert's down projection."""
     before: Any = recorder.steps[-1]
-    tiles, active, blocks = before.grid
+    tiles, slots = before.grid
     options, args = before.options, before.args
-    apart = args[10].data_ptr() != x.f32.address and args[0].data_ptr() != out.address
-    if recorder.rows > ROWS or blocks != 1 or not apart:
+    apart = args[9].data_ptr() != x.f32.address and args[0].data_ptr() != out.address
+    if recorder.rows > ROWS or not apart:
         return False
     tile = choose_tile(weight.form, weight.groups, weight.total, processors(recorder))
     assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
     words, floats = input_views(x, weight)
-    programs = weight.total // tile.rows
-    names = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE", "ONE")
+    own = weight.total // tile.rows
+    programs = own * recorder.rows
+    names = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE")
     recorder.steps.pop()
     recorder.launch(
-        out_linear_kernel, (programs + tiles * active,), *args, tiles, programs,
-        words, floats, stride_of(words), recorder.rows, weight.groups, weight.words, weight.total,
+        out_linear_kernel, (programs + tiles * slots,), *args, tiles, programs,
+        words, floats, stride_of(words), weight.groups, weight.words, weight.total, own,
         out.array, stride_of(out.array),
         **{name: options[name] for name in names}, LLATE=is_late(weight),
         **constants(weight, "L"), **tile.constants("L"),

@@ -53,8 +53,8 @@ def gated_kernel(
     start = tl.program_id(1) * block
     count = tl.minimum(block, rows - start)
     rows_gated(
-        g, u, x + start * x_stride, xf + start * x_stride, x_stride, counters, count, gate_groups, up_groups, unit,
-        out + start * out_stride + first + tl.arange(0, N), out_stride, ONE, False, SAME, LATE,
+        g, u, x + start * x_stride, xf + start * x_stride, x_stride, count, gate_groups, up_groups, unit,
+        out + start * out_stride + first + tl.arange(0, N), out_stride, ONE, SAME, LATE,
         GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
     )  # fmt: skip
     if QUANTISED:
@@ -100,8 +100,8 @@ def linear_gated_kernel(
         u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
         await_inputs()
         rows_gated(
-            g, u, x, xf, x_stride, gate, rows, gate_groups, up_groups, unit,
-            out + first + tl.arange(0, N), out_stride, ONE, False, SAME, LATE,
+            g, u, x, xf, x_stride, rows, gate_groups, up_groups, unit,
+            out + first + tl.arange(0, N), out_stride, ONE, SAME, LATE,
             GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
         )  # fmt: skip
 

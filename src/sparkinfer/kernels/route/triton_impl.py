@@ -79,7 +79,7 @@ def choose(
 
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
-    logits, stride, weights, weights_stride, table, rows, experts, entries,
+    logits, stride, weights, weights_stride, table, slot_pairs, rows, experts, entries,
     USED: tl.constexpr, PADDED: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """Choice and table of up to R rows, a warp a row. Slots are ordered by expert, then by row: a pair's slot is the
@@ -112,6 +112,7 @@ def route_kernel(
     tl.store(entry + 1, count.to(tl.int64), mask=first)
     tl.store(entry + 2, slot.to(tl.int64), mask=first)
     tl.store(table + 1 + pairs + 3 * entries + slot, (p // PADDED).to(tl.int64), mask=live)
+    tl.store(slot_pairs + slot, ids | ((p // PADDED) << 16), mask=live)
 
 
 @triton.jit
@@ -162,7 +163,15 @@ def entries_kernel(counts, table, pairs, experts, E: tl.constexpr):
 
 @triton.jit
 def slots_kernel(
-    ids, counts, table, pairs, entries, USED: tl.constexpr, E: tl.constexpr, CHUNK: tl.constexpr
+    ids,
+    counts,
+    table,
+    slot_pairs,
+    pairs,
+    entries,
+    USED: tl.constexpr,
+    E: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """Number the slots of this program's expert."""
     e = tl.program_id(0)
@@ -174,7 +183,15 @@ def slots_kernel(
         slot = base + tl.cumsum(mine.to(tl.int32), 0) - 1
         tl.store(table + 1 + j, slot.to(tl.int64), mask=mine)
         tl.store(rows_of + slot, (j // USED).to(tl.int64), mask=mine)
+        tl.store(slot_pairs + slot, e | ((j // USED) << 16), mask=mine)
         base += tl.sum(mine.to(tl.int32), 0)
+
+
+def slots_of(recorder: CudaRecorder, routing: Routing) -> torch.Tensor:
+    """int32 per slot: its expert in the low 16 bits, its row above. The last routing's only."""
+    rows = max(16, recorder.rows)
+    assert rows < 1 << 15 and routing.experts <= 1 << 16, (rows, routing.experts)
+    return recorder.scratch("slot pairs", rows * routing.used, torch.int32)
 
 
 def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
@@ -194,7 +211,7 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
     if not recorder.wide:
         block = triton.next_power_of_2(rows)
         recorder.launch(
-            route_kernel, (1,), *strided, table, rows, experts, min(experts, pairs),
+            route_kernel, (1,), *strided, table, slots_of(recorder, routing), rows, experts, min(experts, pairs),
             **shape, R=block, num_warps=block, overlap=True, **_EXACT,
         )  # fmt: skip
         return
@@ -206,6 +223,6 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
     )
     recorder.launch(entries_kernel, (1,), counts, table, pairs, experts, E=padded, num_warps=4)
     recorder.launch(
-        slots_kernel, (experts,), ids, counts, table, pairs, min(experts, pairs),
+        slots_kernel, (experts,), ids, counts, table, slots_of(recorder, routing), pairs, min(experts, pairs),
         USED=used, E=padded, CHUNK=_CHUNK, num_warps=4,
     )  # fmt: skip
