@@ -21,7 +21,7 @@ CHUNK = 64
 BLOCK = 8  # rows of a diagonal block whose inverse is taken first: its powers cannot grow much
 COLUMNS = 32  # of the state, of a program of the scan
 PRECISION = "bf16x3"  # products of float32 numbers in three parts
-CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 1
+CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
 
 
 @triton.jit
