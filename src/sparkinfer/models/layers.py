@@ -7,12 +7,11 @@ import numpy as np
 
 from sparkinfer.backend.base import Activation, Buffer, Recorder, Weight
 from sparkinfer.kernels.attention import attention
-from sparkinfer.kernels.conv import conv
 from sparkinfer.kernels.copy_rows import copy_rows
+from sparkinfer.kernels.delta_net import DeltaNet, delta_net
 from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
-from sparkinfer.kernels.gated_delta import DeltaInputs, gated_delta
+from sparkinfer.kernels.gated_delta import DeltaInputs
 from sparkinfer.kernels.gated_linear import gated_linear
-from sparkinfer.kernels.gated_norm import gated_norm
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.rope import rope
@@ -170,14 +169,11 @@ class GatedDeltaNet:
         )
         linear(recorder, run.norm(self.norm, projections), projections, [qkv, gate, alpha, beta])
         mixed = run.workspace.buffer("gdn conv", shape.channels)
-        conv(recorder, qkv, self.conv_weight, shape, self.layer, run.params, mixed)
         inputs = DeltaInputs(mixed, alpha, beta, self.decay_rate, self.time_bias)
         out = run.workspace.buffer("gdn out", shape.value_heads * shape.head_size)
-        gated_delta(recorder, inputs, shape, self.layer, run.params, out, run.eps)
         normed = run.activation("gdn normed", out.width, [self.output], cheap=True)
-        gated_norm(
-            recorder, out, gate, self.head_norm, normed, heads=shape.value_heads, eps=run.eps
-        )
+        net = DeltaNet(shape, self.layer, self.conv_weight, self.head_norm, run.eps)
+        delta_net(recorder, net, qkv, inputs, gate, run.params, out, normed)
         run.add_to_stream(normed, self.output)
 
 
