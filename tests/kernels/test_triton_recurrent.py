@@ -126,8 +126,10 @@ def test_gated_delta(key_heads, value_heads, size, rows):
 MANY = 1e-4  # many rows: products of numbers in three bfloat16 parts
 
 
-@pytest.mark.parametrize("rows", [17, 64, 65, 150])
-@pytest.mark.parametrize(("key_heads", "value_heads", "size"), [(1, 2, 16), (1, 1, 64)])
+@pytest.mark.parametrize("rows", [17, 64, 130])
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "size"), [(1, 2, 16), (1, 1, 64), (1, 1, 128)]
+)
 def test_gated_delta_of_many_rows(rows, key_heads, value_heads, size):
     shape = shape_of(0, 4, key_heads, value_heads, size)
     inputs = delta_inputs(shape, rows)
@@ -141,12 +143,12 @@ def test_gated_delta_of_many_rows(rows, key_heads, value_heads, size):
 @pytest.mark.parametrize("kind", ["one key", "two keys", "opposite keys"])
 def test_many_rows_of_the_same_key_without_decay(kind):
     """The chunk's triangular system is at its worst: nothing fades, every key answers every other."""
-    shape, rows = shape_of(0, 4, 1, 1, 16), 130
+    shape, rows = shape_of(0, 4, 1, 1, 64), 130
     qkv, alpha, beta, rate, bias = delta_inputs(shape, rows)
     keys = {"one key": [1, 1], "two keys": [1, 1], "opposite keys": [1, -1]}[kind]
-    qkv[:, 16:32] = np.array(keys, np.float32)[np.arange(rows) % 2, None] * qkv[:1, 16:32]
+    qkv[:, 64:128] = np.array(keys, np.float32)[np.arange(rows) % 2, None] * qkv[:1, 64:128]
     if kind == "two keys":
-        qkv[::2, 16:32] += 0.1 * qkv[1, :16]
+        qkv[::2, 64:128] += 0.1 * qkv[1, :64]
     alpha[:], beta[:], rate[:] = -90, 90, -1
     state = State(shape)
     wanted, after = delta_wanted(shape, (qkv, alpha, beta, rate, bias), state.host("delta")[LAYER])

@@ -6,7 +6,8 @@ lengths are factors of sums. With k, q of length 1 / a and 1 / b and the state b
 delta = gate * (v - a k D) and q S = b (q D) + a b (q k) delta, so one pass over the state serves both sums.
 The record of a window holds k and a * delta, whose product with `commit_delta` gives the bits of a step.
 
-Pinned: one machine code for any number of rows, each taken by the same instructions.
+Pinned: one machine code for any number of rows, each taken by the same instructions; products and sums stay apart, for
+the compiler computes some values twice.
 """
 
 from typing import Any
@@ -24,6 +25,7 @@ from sparkinfer.kernels.gated_delta.triton_impl import check_shape, decay_of, mo
 from sparkinfer.kernels.gated_delta.triton_impl import record as gated_delta
 from sparkinfer.kernels.gated_norm.triton_impl import record as gated_norm
 from sparkinfer.kernels.triton_mixers import (
+    EXACT,
     WORD_ADVANCE,
     WORD_CONV,
     WORD_CONV_RECORD,
@@ -110,6 +112,7 @@ def net_kernel(
     q_at, v_at = key_head * SIZE + i, (2 * KEY_HEADS + head) * SIZE + i
     k_at = q_at + KEY_HEADS * SIZE
     place = i[:, None] * SIZE + i[None, :]
+    zeros = tl.zeros((SIZE,), tl.float32)
     state = floats_at(run, WORD_RECURRENT) + (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
     history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
     s = tl.load(state + place)
@@ -155,10 +158,10 @@ def net_kernel(
         decay = decay_of(a, bias, rate)
         s = s * decay
         k_s, q_s = _sums_of_two(k[:, None] * s, q[:, None] * s)
-        delta = sigmoid(b) * (v - k_scale * k_s)
+        delta = sigmoid(b) * (tl.fma(k_s, zeros - k_scale, v))
         change = k_scale * delta
         s = moved(s, k, change)
-        result = q_scale * (q_s + qk * change)
+        result = q_scale * tl.fma(change, zeros + qk, q_s)
         scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(result * result, 0) / SIZE + eps))
         y = result * scale * normed * silu(g)
         tl.store(out + row * out_stride + head * SIZE + i, y)
@@ -229,7 +232,7 @@ def record(
         recorder.scratch("delta net tickets", shape.key_heads, torch.int32), *pair(out.f32), *q8_args(out),
         recorder.rows, net.layer, shape.window, net.eps, shape.head_size**-0.5,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, QUANTISED=out.q8 is not None,
-        num_warps=WARPS, overlap=True,
+        num_warps=WARPS, overlap=True, **EXACT,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.errors import ShapeError
 from sparkinfer.kernels.gated_delta import DeltaInputs
-from sparkinfer.kernels.gated_delta.triton_wide import record_wide
+from sparkinfer.kernels.gated_delta.triton_wide import SMALLEST, record_wide
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
@@ -196,7 +196,7 @@ def record(
 ) -> None:  # fmt: skip
     """Raises ShapeError for a head size that is no power of two."""
     check_shape(shape)
-    if recorder.wide:
+    if recorder.wide and shape.head_size >= SMALLEST:
         record_wide(recorder, inputs, shape, layer, params, out, eps)
         return
     columns = min(shape.head_size, COLUMNS)

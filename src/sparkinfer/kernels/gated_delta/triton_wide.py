@@ -18,6 +18,7 @@ from sparkinfer.kernels.triton_mixers import WORD_RECURRENT, floats_at, stride_o
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 CHUNK = 64
+SMALLEST = 64  # head size: for less, Triton 3.6 lets warps read shared memory before one of them has written it
 BLOCK = 8  # rows of a diagonal block whose inverse is taken first: its powers cannot grow much
 COLUMNS = 32  # of the state, of a program of the scan
 PRECISION = "bf16x3"  # products of float32 numbers in three parts
