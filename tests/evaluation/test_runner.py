@@ -253,6 +253,27 @@ def test_another_evaluation_is_not_gone_on_with(tmp_path: Path) -> None:
         other.resume()
 
 
+def test_a_wrong_candidate_is_not_timed_after_resuming_either(tmp_path: Path) -> None:
+    bench = evaluator(tmp_path, mode="lossy")
+    bench.run()
+    again = evaluator(tmp_path, mode="lossy")
+    again.resume()
+    record = again.run()
+    assert record.samples == () and judge(record).label == "eval-dflash:REJECT"
+
+
+def test_what_was_refused_once_may_go_on_on_a_calm_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as busy:
+        refused = (Check("disk free", "0 GiB", "refuse", "no room"),)
+        busy.setattr(run, "preflight", lambda *_args, **_named: refused)
+        assert exit_code(judge(evaluator(tmp_path).run())) == 74
+    again = evaluator(tmp_path)
+    again.resume()
+    assert judge(again.run()).verdict == "EQUIVALENT"
+
+
 def test_a_refusal_before_the_start_measures_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ class Evaluator:
             raise OptionError("the measuring program has changed since; start a new evaluation")
         self._id, self._created = old.id, old.created
         self._state = _State(
-            preflight=old.preflight,
+            preflight=tuple(map(_allowed, old.preflight)),
             correctness=list(old.correctness),
             aa=list(old.aa),
             samples=list(old.samples),
@@ -289,9 +289,17 @@ class Evaluator:
 
     def _check(self, prompts: Prompts, base: Run, ids: list[list[int]]) -> None:
         """Correctness of both sides; a wrong candidate is not timed."""
-        if self._state.correctness:
-            return
-        self._say("correctness: the candidate's answers")
+        if not self._state.correctness:
+            self._say("correctness: the candidate's answers")
+            self._state.correctness = self._checks(prompts, base, ids)
+            self.save()
+        failed = [one for one in self._state.correctness if not one.passed]
+        for one in failed:
+            self._say(f"failed: {one.check}, {one.cell}, {one.side}: {one.detail}")
+        if failed:
+            raise StoppedError
+
+    def _checks(self, prompts: Prompts, base: Run, ids: list[list[int]]) -> list[Correctness]:
         scope, files = self._scope, self._settings.files
         longest = longest_contexts(scope, files)[files.model]
         questions = prompts.questions()
@@ -303,18 +311,12 @@ class Evaluator:
         group = group_of(scope, files, files.model)
         candidate = self._process("candidate", group, do, "answers-candidate")
         found = [check_encoding(ids, all_ids(scope, candidate))]
-        for side, run in (("base", base), ("candidate", candidate)):
+        sides: tuple[tuple[Side, Run], ...] = (("base", base), ("candidate", candidate))
+        for side, run in sides:
             if SPECULATIVE in {metric.name for metric in scope.metrics}:
-                found += check_lossless(questions, run, side, scope.bars)  # type: ignore[arg-type]
-            found += check_content(questions, run, base, side)  # type: ignore[arg-type]
-        found += check_same_model(questions, base, candidate, scope.bars)
-        self._state.correctness = found
-        self.save()
-        for one in found:
-            if not one.passed:
-                self._say(f"failed: {one.check}, {one.cell}, {one.side}: {one.detail}")
-        if not all(one.passed for one in found):
-            raise StoppedError
+                found += check_lossless(questions, run, side, scope.bars)
+            found += check_content(questions, run, base, side)
+        return found + check_same_model(questions, base, candidate, scope.bars)
 
     def _measure(self, prompts: Prompts) -> None:
         """Blocks until a look settles the verdict, or the last one."""
@@ -453,6 +455,11 @@ class Evaluator:
     def _progress(self, what: str, number: int, total: int) -> None:
         left = self._timer.left(self._scope, self._state.aa, self._state.samples)
         self._say(f"{what} {number + 1} of {total}{left}")
+
+
+def _allowed(check: Check) -> Check:
+    """What was refused when an evaluation began is looked at again when it is resumed; that look counts."""
+    return replace(check, level="warn") if check.level == "refuse" else check
 
 
 def _past(event: Event) -> Event:
