@@ -78,6 +78,8 @@ def test_two_option_sets_are_judged_signed_and_judged_again(
     assert main(["eval", "report", str(away), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert f"verdict {again['verdict']}" in said.out
+    assert main(["eval", "report", str(folder / "out")]) == 0
+    assert "self-signed" in capsys.readouterr().out  # the receipt beside it is this record's
     receipt = folder / "out" / "receipt.json"
     ledger = folder / "XDG_DATA_HOME" / "sparkinfer" / "evaluations.jsonl"
     assert main(["verify", str(receipt), "--ledger", str(ledger)]) == 0
@@ -127,6 +129,15 @@ def test_wrong_use_is_one_line(
     assert main([*arguments, *(["--no-receipt"] if "options:" in arguments else [])]) == code
     said = capsys.readouterr().err.strip()
     assert words in said and "\n" not in said
+
+
+def test_two_records_of_one_change_are_set_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = Path(__file__).parents[1] / "data" / "evaluation"
+    author, evaluator = (str(seeds / f"seed_693_{who}.json") for who in ("author", "evaluator"))
+    assert main(["eval", "report", evaluator, "--against", author]) == 0
+    said = capsys.readouterr().out
+    assert "eval-dflash:REJECT" in said and "acceptance is equal in both" in said
+    assert main(["eval", "report", evaluator, "--gate", "--json"]) == 1
 
 
 @pytest.mark.timeout(600)

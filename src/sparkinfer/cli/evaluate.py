@@ -182,6 +182,10 @@ def report_command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for report.md and report.html.")
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Another record of the same change: where do they differ?"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the judgement as JSON.")] = False,
     gate: Annotated[
         bool, typer.Option("--gate", help="Exit with 1 where the candidate is rejected.")
@@ -190,21 +194,34 @@ def report_command(
 ) -> int:
     """Judge a record again, without a model and without the builds, and print the report."""
     from sparkinfer.evaluation.codec import canonical
-    from sparkinfer.evaluation.finish import exit_code, write_reports
-    from sparkinfer.evaluation.record import load_evaluation
+    from sparkinfer.evaluation.finish import exit_code, receipt_of, write_reports
     from sparkinfer.evaluation.report_markdown import render
-    from sparkinfer.evaluation.run import RECORD
     from sparkinfer.evaluation.verdict import judge
 
-    record = load_evaluation(file / RECORD if file.is_dir() else file)
-    judgement = judge(record)
+    path = _record_file(file)
+    record, other = _load(path), None if against is None else _load(_record_file(against))
+    judgement, signed = judge(record), receipt_of(record, path.parent)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        write_reports(record, judgement, output)
-    print(canonical(judgement).decode() if as_json else render(record, judgement), end="")
+        write_reports(record, judgement, output, signed, other)
     if as_json:
-        print()
+        print(canonical(judgement).decode())
+    else:
+        print(render(record, judgement, receipt=signed, other=other), end="")
     return exit_code(judgement, gate=gate)
+
+
+def _record_file(path: Path) -> Path:
+    """Return the record that a path means: the file, or the one in a folder of results."""
+    from sparkinfer.evaluation.run import RECORD
+
+    return path / RECORD if path.is_dir() else path
+
+
+def _load(path: Path) -> "Evaluation":
+    from sparkinfer.evaluation.record import load_evaluation
+
+    return load_evaluation(path)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -239,12 +256,9 @@ def _folder(output: Path | None, resume: bool) -> Path:
 
 def _seed(seed: int | None, folder: Path, resume: bool) -> int:
     """Return the seed of the order: the given one, that of the evaluation to go on with, or a new one."""
-    from sparkinfer.evaluation.record import load_evaluation
-    from sparkinfer.evaluation.run import RECORD
-
     if seed is not None:
         return seed
-    return load_evaluation(folder / RECORD).plan.seed if resume else secrets.randbits(32)
+    return _load(_record_file(folder)).plan.seed if resume else secrets.randbits(32)
 
 
 def _signing(key: Path | None, ledger: Path | None, ci_run: str) -> "Signing":
@@ -254,8 +268,8 @@ def _signing(key: Path | None, ledger: Path | None, ci_run: str) -> "Signing":
     from sparkinfer.evaluation.ledger import default_path
 
     signing = Signing(load_or_create(key), ledger or default_path(), ci_run)
-    if signing.key.made_now:
-        status(f"made a key to sign with: {signing.key.path}")
+    made = f", made now: {signing.key.path}" if signing.key.made_now else ""
+    status(f"signing with key {signing.key.fingerprint}{made}")
     return signing
 
 

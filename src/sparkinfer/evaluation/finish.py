@@ -1,10 +1,11 @@
 """From a record to what people get: judgement, reports, receipt, a line in the ledger, and an exit code."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sparkinfer.evaluation import ledger, receipt, report_html, report_markdown
+from sparkinfer.evaluation import dsse, ledger, receipt, report_html, report_markdown
 from sparkinfer.evaluation.labels import REJECT
 from sparkinfer.evaluation.record import Evaluation, Judgement
 from sparkinfer.evaluation.verdict import judge
@@ -85,13 +86,25 @@ def write_reports(
     evaluation: Evaluation,
     judgement: Judgement,
     folder: Path,
-    signed: dict[str, object] | None = None,
-) -> None:
-    """Write the Markdown and the HTML report."""
-    text = report_markdown.render(evaluation, judgement, receipt=signed)
+    signed: Mapping[str, Any] | None = None,
+    other: Evaluation | None = None,
+) -> str:
+    """Write the Markdown and the HTML report and return the Markdown; `other`: as `report_markdown.render`."""
+    text = report_markdown.render(evaluation, judgement, receipt=signed, other=other)
     (folder / MARKDOWN).write_text(text, encoding="utf-8")
-    page = report_html.render(evaluation, judgement, receipt=signed)
+    page = report_html.render(evaluation, judgement, receipt=signed, other=other)
     (folder / PAGE).write_text(page, encoding="utf-8")
+    return text
+
+
+def receipt_of(evaluation: Evaluation, folder: Path) -> Mapping[str, Any] | None:
+    """Return the receipt in the folder if it is of this very record, None without one or for another's."""
+    try:
+        found, payload = dsse.open_envelope((folder / RECEIPT).read_bytes())
+        inside = receipt.statement_of(payload)["predicate"]["evaluation"]
+    except (OSError, dsse.EnvelopeError):
+        return None
+    return found if inside == evaluation.to_dict() else None
 
 
 def exit_code(judgement: Judgement, *, gate: bool = False) -> int:
