@@ -113,6 +113,15 @@ class Bench:
             times.append(start.elapsed_time(end) / 1e3)
         return statistics.median(times[2:])
 
+    def parts(self, recorder: CudaRecorder, layers: int) -> str:
+        """Microseconds a layer of each kernel by itself."""
+        found = []
+        for name in dict.fromkeys(step.kernel.fn.__name__ for step in recorder.steps):
+            alone = self.recorder(recorder.rows)
+            alone.steps = [step for step in recorder.steps if step.kernel.fn.__name__ == name]
+            found.append(f"{name} {1e6 * self.time(alone, 5) / layers:.2f}")
+        return ", ".join(found)
+
     def report(self, name: str, seconds: float, n_bytes: float, note: str = "") -> None:
         rate = n_bytes / seconds / 1e12
         self.results.append({"name": name, "us": 1e6 * seconds, "tbs": rate, "note": note})
@@ -193,6 +202,9 @@ class AttentionCase:
                 self.bench.set(self.params, position=context - rows)
                 seconds = self.bench.time(self.record(rows, self.model.attention_layers))
                 self.bench.run(self.record(rows, 1))
+                parts = self.bench.parts(
+                    self.record(rows, self.model.attention_layers), self.model.attention_layers
+                )
                 picked = sorted({0, rows - 1})
                 wrong = error(self.out.f32.array[picked], self.wanted(context - rows, picked))
                 name = f"attention {self.model.name} ctx {context} rows {rows}"
@@ -200,7 +212,7 @@ class AttentionCase:
                     name,
                     seconds / self.model.attention_layers,
                     self.n_bytes(context),
-                    f"error {wrong:.1e}",
+                    f"error {wrong:.1e} ({parts})",
                 )
         for position in (100, 8185, 30000):
             found = [self.exact(position, rows) for rows in EXACT_WINDOWS]
@@ -215,26 +227,23 @@ class AttentionCase:
                 self.bench.set(self.params, position=context - rows)
                 seconds = self.bench.time(self.record(rows, 2), 5) / 2
                 picked = [0, rows // 2, rows - 1]
-                wrong = error(self.out.f32.array[picked], self.wanted_layer(context - rows, picked))
+                self.bench.run(self.record(rows, 1))
+                wrong = error(self.out.f32.array[picked], self.wanted(context - rows, picked))
                 flops = 4 * rows * 16 * 256 * (context - rows / 2)
                 note = f"{flops / seconds / 1e12:.0f} TFLOP/s, error {wrong:.1e}"
                 name = f"attention {self.model.name} ctx {context} rows {rows}"
                 self.bench.report(name, seconds, self.n_bytes(context), note)
 
-    def wanted_layer(self, position: int, rows: list[int]) -> torch.Tensor:
-        self.bench.run(self.record(rows[-1] + 1, 1))
-        return self.wanted(position, rows)
-
     def sweep(self) -> None:
-        before = split.SPLIT_WARPS, split.SPLIT_STAGES
-        for choice in ((4, 1), (4, 2), (8, 1), (8, 2)):
-            split.SPLIT_WARPS, split.SPLIT_STAGES = choice
+        before = split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS
+        for choice in ((4, 1, 1), (4, 1, 2), (4, 2, 1), (8, 1, 2), (8, 2, 1)):
+            split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = choice
             for context in (128, 4096, 32768):
                 for rows in (1, 6):
                     self.bench.set(self.params, position=context - rows)
-                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages {choice}"
+                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages, programs {choice}"
                     self.timed(name, rows, self.n_bytes(context))
-        split.SPLIT_WARPS, split.SPLIT_STAGES = before
+        split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = before
         before = wide.TILE, wide.KEYS_AT_ONCE, wide.STAGES
         self.bench.set(self.params, position=0)
         for choice in (
@@ -441,6 +450,7 @@ class RecurrentCase:
                 seconds = self.bench.time(record(rows, 3), 5) / 3
                 note = f"{1e9 * seconds / rows:.0f} ns a row"
                 if what == "delta":
+                    note += f" ({self.bench.parts(record(rows, 3), 3)})"
                     self.delta.mul_(0.1)
                     note += f", error {self.delta_error(rows):.1e}"
                 self.bench.report(f"{what} {name} rows {rows}", seconds, n_bytes, note)
