@@ -1,7 +1,8 @@
 """The planner on synthetic acceptance with a simulated clock: no model runs and no time is measured.
 
 Costs are tables, acceptance is drawn from profiles, and every policy sees the same draws: the draft of the
-token at position p is right for slot k if u(p) < a(k), whoever asks.
+token at position p is right for slot k if u(p) < a(k, p), whoever asks. A draft that claims a(k, p) knows itself; liars
+claim something else.
 """
 
 import random
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkinfer.dflash.costs import Cost, CostTable
-from sparkinfer.dflash.planner import POLICIES, Observed, Policy, Setup
+from sparkinfer.dflash.planner import POLICIES, Decision, Observed, Policy, Setup
 
 DEPTH, WIDTH = 15, 16
 PLAIN_SECONDS = 0.01
 Profile = Callable[[int, int], float]  # slot from 0, position -> conditional acceptance
+Claims = Callable[[int, int], float]  # slot from 0, position -> what the draft claims
 Verify = Callable[[int], float]  # width -> cost of verifying, in plain steps
 _AVX2 = {1: 1.0, 2: 1.6, 3: 1.85, 4: 1.9, 5: 2.1, 6: 2.2, 7: 2.7, 8: 3.2, 16: 5.5}
 
@@ -52,6 +54,36 @@ def cliff(first: float, rest: float) -> Profile:
 def switching(first: float, second: float, period: int) -> Profile:
     return lambda slot, position: (first, second)[(position // period) % 2]
 
+
+def uneven(sure: float, unsure: float, share: float, seed: int = 0) -> Profile:
+    """A `share` of the positions is easy, whatever the slot; the others are hard."""
+    rng = random.Random(seed)
+    rates = [sure if rng.random() < share else unsure for _ in range(4096)]
+    return lambda slot, position: rates[position % len(rates)]
+
+
+UNEVEN: dict[str, Profile] = {
+    "uneven .98/.30, half": uneven(0.98, 0.30, 0.5),
+    "uneven .95/.50, .7": uneven(0.95, 0.50, 0.7),
+    "uneven .99/.05, .6": uneven(0.99, 0.05, 0.6),
+    "uneven .95/.10, .3": uneven(0.95, 0.10, 0.3),
+    "uneven .7/.6, half": uneven(0.7, 0.6, 0.5),
+}
+
+
+def _liar(seed: int) -> Claims:
+    rng = random.Random(seed)
+    claims = [rng.random() for _ in range(4096)]
+    return lambda slot, position: claims[(7 * position + slot) % len(claims)]
+
+
+LIARS: dict[str, Claims] = {
+    "sure": lambda slot, position: 0.995,
+    "unsure": lambda slot, position: 0.02,
+    "half": lambda slot, position: 0.5,
+    "random": _liar(1),
+    "the later the surer": lambda slot, position: min(0.1 + 0.2 * slot, 0.99),
+}
 
 PROFILES: dict[str, Profile] = {
     **{f"flat {rate:.2f}": flat(rate) for rate in (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)},
@@ -128,20 +160,66 @@ def policy_time(
     costs: Sequence[float],
     tokens: int,
     machine: Callable[[int], float] = lambda step: 1.0,
+    claims: Claims | None = None,
+    draft: float = 0.0,
 ) -> float:
-    """What a policy takes for a request, before what `machine(step)` multiplies the seconds it sees with."""
+    """What a policy takes for a request, before what `machine(step)` multiplies the seconds it sees with.
+
+    `claims` of None: a draft that tells nothing. `draft` is the cost of one, for windows that are cut to one row.
+    """
     done, time, count = 0, 0.0, 0
     policy.begin(0)
     while done < tokens:
-        decision = policy.choose(done, tokens - done)
+        asked = policy.choose(done, tokens - done)
+        told = (
+            [] if claims is None else [claims(slot, done + slot) for slot in range(asked.width - 1)]
+        )
+        decision, told = cut(policy, asked, told)
         drafted = decision.width - 1
         kept = accepted(profile, draws, done, drafted)
-        time += costs[decision.width]
-        seconds = PLAIN_SECONDS * costs[decision.width] * machine(count)
-        policy.observe(Observed(decision.width, decision.path, done, drafted, kept, seconds, {}))
+        cost = costs[decision.width] + (draft if decision.width == 1 < asked.width else 0.0)
+        time += cost
+        seconds = PLAIN_SECONDS * cost * machine(count)
+        policy.observe(observed(asked, decision, done, kept, seconds, told))
         done += 1 + kept
         count += 1
     return time
+
+
+def cut(
+    policy: Policy, asked: Decision, claims: Sequence[float]
+) -> tuple[Decision, Sequence[float]]:
+    """What the loop does after drafting: the decision that is carried out, and the claims that were asked for."""
+    if not asked.may_cut or not claims:
+        return asked, ()
+    told: list[float] = []
+    for claim in claims[: asked.width - 1]:
+        told.append(claim)
+        if not policy.more(told):
+            break
+    return policy.cut(told), told
+
+
+def observed(
+    asked: Decision,
+    decision: Decision,
+    length: int,
+    kept: int,
+    seconds: float,
+    claims: Sequence[float],
+) -> Observed:
+    """The step that came of it."""
+    return Observed(
+        decision.width,
+        decision.path,
+        length,
+        decision.width - 1,
+        kept,
+        seconds,
+        {},
+        asked=asked.width if decision.width < asked.width else 0,
+        claims=claims,
+    )
 
 
 def auto(verify: Verify, draft: float) -> Policy:

@@ -7,6 +7,7 @@ says nothing and changes nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import exp, log
 from typing import Any
 
@@ -56,6 +57,8 @@ class _Memory:
         self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
         self.evidence = 0.0  # decayed log-likelihood
         self._unit = 1.0
+        self._through = [0.0] * (slots + 1)  # logarithm of the chance to get through so many slots
+        self._lost = [0.0] * slots  # and to fail at one
         self._step = exp(-1.0 / span.steps)
 
     def fade(self, steps: float) -> None:
@@ -82,8 +85,8 @@ class _Memory:
 
     def likelihood(self, accepted: int, judged: int) -> float:
         """Log of the probability this memory gave to what happened."""
-        total = sum(log(rate) for rate in self.rates[:accepted])
-        return total + (log(1.0 - self.rates[accepted]) if judged > accepted else 0.0)
+        total = self._through[accepted]
+        return total + self._lost[accepted] if judged > accepted else total
 
     def estimate(self, longer: "_Memory") -> None:
         """Set the rates; `longer` is the memory before this one."""
@@ -103,6 +106,8 @@ class _Memory:
             guess, weight = rate * _DEEPER, self.span.deeper
             rates.append(rate)
         self.rates = rates
+        self._through = [0.0, *accumulate(map(log, rates))]
+        self._lost = [log(1.0 - rate) for rate in rates]
 
 
 @dataclass

@@ -6,23 +6,50 @@ by what came of claims like it. What was cut off is never judged, therefore a wi
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 _BINS = 10  # of claims, equally wide
 _DEPTHS = 3  # the first slot, the second, all further ones
-_PRIOR = 8.0  # claims that the draft's word counts for
-_KEEP = 0.99  # how much of what a bin has seen another claim leaves
+_WORD = 6.0  # claims of 0 that fail and claims of 1 that are kept: what the draft's word counts for
+_PRIOR = 12.0  # claims of a bin that the line through all of them counts for
+_HOLD, _KEEP = 0.995, 0.99  # how much of what a line, a bin has seen another claim leaves
 _LEAST, _MOST = 0.01, 0.99
-_TRY = (
-    8,
-    2.0,
-)  # cuts at a bin's claim before one is left out: at first, and for each claim of it that was judged
+_ENOUGH = 16.0  # claims judged before windows are cut
+_RARER = 4.0  # cuts at claims of a bin between two that are left out, for each claim of it that was judged
 _BLOCKS = 32  # blocks whose claims are remembered
+_EVERY = 16  # blocks between two looks at them
 _FEW = 6  # that say nothing yet
 _GAIN = (1.0, 1.6)  # what cutting is credited with, least and most
+
+
+class _Line:
+    """Least squares of what was kept on what was claimed, for slots of one depth.
+
+    It tells what claims are worth that are hardly ever judged because windows are cut there: a draft whose claims mean
+    nothing is as often right where it claims little. It starts as the draft's word, worth a few observations.
+    """
+
+    __slots__ = ("base", "count", "kept", "product", "slope", "square", "sum")
+
+    def __init__(self) -> None:
+        # As many claims of 0 that failed as claims of 1 that were kept.
+        self.count, self.sum, self.kept = 2 * _WORD, _WORD, _WORD
+        self.square = self.product = _WORD
+        self.base, self.slope = 0.0, 1.0
+
+    def add(self, claim: float, kept: float) -> None:
+        # The draft's word stays: what is forgotten are observations.
+        self.count = _HOLD * (self.count - 2 * _WORD) + 2 * _WORD + 1.0
+        self.sum = _HOLD * (self.sum - _WORD) + _WORD + claim
+        self.kept = _HOLD * (self.kept - _WORD) + _WORD + kept
+        self.square = _HOLD * (self.square - _WORD) + _WORD + claim * claim
+        self.product = _HOLD * (self.product - _WORD) + _WORD + claim * kept
+        spread = self.count * self.square - self.sum * self.sum
+        self.slope = (self.count * self.product - self.sum * self.kept) / spread
+        self.base = (self.kept - self.slope * self.sum) / self.count
 
 
 class Calibration:
@@ -30,42 +57,54 @@ class Calibration:
 
     def __init__(self) -> None:
         bins = _BINS * _DEPTHS
-        self.seen, self.surplus = [0.0] * bins, [0.0] * bins  # claims judged; kept minus claimed
+        self.lines = [_Line() for _ in range(_DEPTHS)]
+        self.seen, self.surplus = [0.0] * bins, [0.0] * bins  # claims judged; kept minus expected
         self.cuts = [0] * bins  # since one was left out
 
     def worth(self, slot: int, claim: float) -> float:
         """Probability that the target keeps the token of a slot it reaches."""
-        place = _place(slot, claim)
-        rate = claim + self.surplus[place] / (self.seen[place] + _PRIOR)
+        depth = slot if slot < _DEPTHS else _DEPTHS - 1
+        line, place = self.lines[depth], depth * _BINS + min(int(claim * _BINS), _BINS - 1)
+        rate = line.base + line.slope * claim + self.surplus[place] / (self.seen[place] + _PRIOR)
         return _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
 
     def observe(self, claims: Sequence[float], accepted: int, judged: int) -> None:
         """The first `judged` claims were judged, `accepted` of them kept."""
         for slot in range(min(judged, len(claims))):
-            place = _place(slot, claims[slot])
+            claim, kept = claims[slot], float(slot < accepted)
+            place, line = _place(slot, claim), self.lines[min(slot, _DEPTHS - 1)]
+            expected = line.base + line.slope * claim
             self.seen[place] = _KEEP * self.seen[place] + 1.0
-            self.surplus[place] = _KEEP * self.surplus[place] + (slot < accepted) - claims[slot]
+            self.surplus[place] = _KEEP * self.surplus[place] + kept - expected
+            line.add(claim, kept)
+
+    def known(self, slot: int) -> bool:
+        """Whether enough claims of such slots were judged to cut windows there."""
+        return self.lines[min(slot, _DEPTHS - 1)].count >= 2 * _WORD + _ENOUGH
 
     def spares(self, slot: int, claim: float) -> bool:
-        """A window is to be cut before this slot: whether it is left in, to learn what the claim is worth."""
+        """A window is to be cut before this slot: whether it is left in, to learn what the claim is worth.
+
+        The first claim of its kind is, then one in more and more.
+        """
+        if not self.known(slot):
+            return True
         place = _place(slot, claim)
         self.cuts[place] += 1
-        if self.cuts[place] < _TRY[0] + _TRY[1] * self.seen[place]:
+        if self.cuts[place] <= _RARER * self.seen[place]:
             return False
         self.cuts[place] = 0
         return True
 
     def report(self) -> list[dict[str, Any]]:
-        """Ready for JSON: bins that were judged."""
+        """Ready for JSON, by depth: what claims of 0, one half and 1 are worth in general, and those seen."""
         return [
             {
-                "slot": place // _BINS + 1,
-                "claim": [round(place % _BINS / _BINS, 2), round((place % _BINS + 1) / _BINS, 2)],
-                "seen": round(seen, 1),
-                "surplus": round(self.surplus[place] / (seen + _PRIOR), 3),
+                "slot": depth + 1,
+                "worth": [round(line.base + line.slope * claim, 3) for claim in (0.0, 0.5, 1.0)],
+                "seen": [round(seen) for seen in self.seen[depth * _BINS : (depth + 1) * _BINS]],
             }
-            for place, seen in enumerate(self.seen)
-            if seen
+            for depth, line in enumerate(self.lines)
         ]
 
 
@@ -74,17 +113,36 @@ class Blocks:
 
     def __init__(self) -> None:
         self._worth: deque[list[float]] = deque(maxlen=_BLOCKS)
+        self._fresh = _EVERY  # blocks since the gains were computed
+        self._gains: dict[int, float] = {}  # by width
 
     def add(self, worth: Sequence[float]) -> None:
         """Corrected claims of a block, as far as they were asked for."""
         self._worth.append(list(worth))
-
-    @property
-    def known(self) -> bool:
-        """Whether there are enough to say anything."""
-        return len(self._worth) >= _FEW
+        self._fresh += 1
 
     def gains(
+        self,
+        widths: Sequence[int],
+        base: Sequence[float],
+        drafts: Sequence[float],
+        rates: Callable[[], list[float]],
+        going: float,
+    ) -> list[float]:
+        """For each of `widths` (ascending from 1) tokens by time with windows cut, over those of whole ones.
+
+        `base` are the costs of steps of these widths without their drafts and `drafts` those of the drafts, in plain
+        steps; `rates()` stand for what a block did not claim, and `going` is the rate that time is worth elsewhere.
+        While little is known nothing is gained; and what was found is used for a few blocks more, it changes slowly.
+        """
+        if len(self._worth) < _FEW:
+            return [1.0] * len(widths)
+        if self._fresh >= _EVERY or not self._gains.keys() >= set(widths):
+            found = self._replayed(widths, base, drafts, rates(), going)
+            self._gains, self._fresh = dict(zip(widths, found, strict=True)), 0
+        return [self._gains[width] for width in widths]
+
+    def _replayed(
         self,
         widths: Sequence[int],
         base: Sequence[float],
@@ -92,11 +150,6 @@ class Blocks:
         rates: list[float],
         going: float,
     ) -> list[float]:
-        """For each of `widths` (ascending from 1) tokens by time with windows cut, over those of whole ones.
-
-        `base` are the costs of steps of these widths without their drafts and `drafts` those of the drafts, in plain
-        steps; `rates` stand for what a block did not claim, and `going` is the rate that time is worth elsewhere.
-        """
         slots = widths[-1] - 1
         worth = np.array([claimed[:slots] + rates[len(claimed) : slots] for claimed in self._worth])
         tokens = np.ones((len(worth), slots + 1))
@@ -106,11 +159,12 @@ class Blocks:
         value = tokens - going * costs
         best = np.maximum.accumulate(value, 1)
         kept = np.maximum.accumulate(np.where(value >= best, np.arange(len(widths)), 0), 1)
-        spent = costs[kept].mean(0)
-        rate = (best.mean(0) + going * spent) / (spent + drafts)
-        whole = tokens.mean(0) / (costs + drafts)
-        gains: list[float] = np.clip(rate / whole, *_GAIN).tolist()
-        return gains
+        count = len(worth)
+        spent = np.add.reduce(costs[kept]) / count
+        rate = (np.add.reduce(best) / count + going * spent) / (spent + drafts)
+        whole = np.add.reduce(tokens) / count / (costs + drafts)
+        least, most = _GAIN
+        return [min(most, max(least, gain)) for gain in (rate / whole).tolist()]
 
 
 def _place(slot: int, claim: float) -> int:

@@ -101,6 +101,7 @@ class CostTable:
         }
         self._place = {key: place for place, key in enumerate([(PLAIN, 1), *totals])}
         self._lines = [self._through(points) for points in (self.base, *totals.values())]
+        self._empty = self._line(0, 0)
         self._drafts: dict[int, Line] = {
             1: (0.0, 0.0)
         }  # by width: no path changes what a draft costs
@@ -151,8 +152,11 @@ class CostTable:
 
     def prices(self, length: int, without: Collection[Key] = ()) -> list[Price]:
         """The same in a list, with the draft's share."""
-        found = self.cheapest(length, without).items()
-        return [Price(w, path, s, self.drafting(w, length)) for w, (path, s) in found]
+        factor, drafts = self._drift.drafting, self._drafts
+        return [
+            Price(width, path, seconds, self._at(drafts[width], length) * factor)
+            for width, (path, seconds) in self.cheapest(length, without).items()
+        ]
 
     def drafting(self, width: int, length: int) -> float:
         """Seconds of the draft in a step of that many rows: context rows, block and the choice of its tokens."""
@@ -171,7 +175,7 @@ class CostTable:
         ended_early = step.path == _EARLY_EXIT and step.accepted + 1 < step.width
         if ended_early or key not in self._place:
             return step.seconds / plain
-        cut = self.cut_off(step) / plain
+        cut = self.cut_off(step) / plain if step.asked else 0.0
         if step.asked and step.width == 1:
             return min(max(step.seconds / plain, 1.0 + cut), _SURPRISE * (1.0 + cut))
         line = self._line(self._place[key], step.length)
@@ -216,7 +220,7 @@ class CostTable:
 
     def growth(self, length: int) -> float:
         """A plain step after `length` tokens against one after none, as it was measured."""
-        return self._line(0, length) / self._line(0, 0)
+        return self._line(0, length) / self._empty
 
     def _seconds(self, key: tuple[str, int], length: int) -> float:
         place = self._place[key]

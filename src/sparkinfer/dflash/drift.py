@@ -33,6 +33,7 @@ class Drift:
         self._drafts = np.array([float(width > 1) for _, width in self._place])
         self._diagonal = self._covariance.reshape(-1)[:: n + 1]
         self._factors: list[float] | None = None
+        self._drafting = 1.0
         self._creep = np.array([*_CREEP[:2], *[_CREEP[2]] * (n - 2)])
         self._noise = _NOISE[1]
 
@@ -41,6 +42,7 @@ class Drift:
         if self._factors is None:
             value = self._value[2:] + self._value[0] + self._value[1] * self._drafts
             self._factors = np.exp(value).tolist()
+            self._drafting = exp(self._value[0].item() + self._value[1].item())
         return self._factors
 
     def observe(self, kind: Kind, ratio: float) -> None:
@@ -63,7 +65,8 @@ class Drift:
     @property
     def drafting(self) -> float:
         """What the measured cost of a draft is to be multiplied with."""
-        return exp(self._value[0].item() + self._value[1].item())
+        self.factors()
+        return self._drafting
 
     @property
     def level(self) -> float:

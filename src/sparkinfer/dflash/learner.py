@@ -82,8 +82,12 @@ class Learner:
         self._plain: list[Observed] = []  # not yet told to the cost table
         self._menu: list[Offer] = []
         self._menu_length: int | None = None  # None: to be made anew
+        self._kept_of: list[Offer] | None = None  # the offers of which `_kept` was chosen last
+        self._kept = PLAIN_OFFER
+        self._reasons: dict[tuple[int, int], str] = {}  # of this menu
         self._stairs: dict[int, Stairs] = {}  # by width, of this menu
         self._worth: list[float] = []  # of the claims of the block that is being drafted
+        self._reach = 1.0  # their product
 
     def begin(self, length: int, *, usual: bool = True) -> None:
         """A request starts after `length` context tokens: what was learned counts, but less."""
@@ -118,7 +122,7 @@ class Learner:
         """All widths up to `limit` that a path serves, 1 first; the same list as long as nothing new is known."""
         if self._menu_length is None or abs(length - self._menu_length) >= _STRETCH:
             self._menu, self._menu_length = self._new_menu(length), length
-            self._stairs = {}
+            self._stairs, self._reasons = {}, {}
         if limit >= self.top:
             return self._menu
         return [offer for offer in self._menu if offer.width <= limit]
@@ -130,6 +134,12 @@ class Learner:
 
     def keep_or_switch(self, offers: list[Offer]) -> Offer:
         """The best rate; the width before stays unless another one is clearly better."""
+        if offers is self._kept_of and self._kept.width == self._width:
+            return self._kept
+        self._kept_of, self._kept = offers, self._keep_or_switch(offers)
+        return self._kept
+
+    def _keep_or_switch(self, offers: list[Offer]) -> Offer:
         best = max(offers, key=by_rate)
         self.going = best.rate
         now = next((offer for offer in offers if offer.width == self._width), None)
@@ -147,17 +157,15 @@ class Learner:
     def take(self, offer: Offer, why: str, *, may_cut: bool = False) -> Decision:
         """Decide for it."""
         self.chosen = Decision(offer.width, offer.path, why, may_cut and self.cutting)
-        self._worth, self.paid = [], None
+        self._worth, self._reach, self.paid = [], 1.0, None
         return self.chosen
 
     def more(self, claims: Sequence[float]) -> bool:
         """Whether a row after those claimed so far could pay, even if the draft were sure of all slots to come."""
         self._look(claims)
-        reach = 1.0
-        for worth in self._worth:
-            reach *= worth
         least = self._stairs_of(self.chosen.width).least
-        return reach > self.going * least[len(claims) + 1]
+        pays = self._reach > self.going * least[len(claims) + 1]
+        return pays or not self.calibration.known(len(claims) - 1)
 
     def cut(self, claims: Sequence[float]) -> Decision:
         """The rows with the most expected tokens beyond what their time would yield elsewhere."""
@@ -172,8 +180,10 @@ class Learner:
             if rows <= len(claims):
                 reach *= self._worth[rows - 1]
                 tokens += reach
-        if width <= len(claims) and stairs.costs[width + 1] < inf:
-            width += self.calibration.spares(width - 1, claims[width - 1])
+        while width <= len(claims) and stairs.costs[width + 1] < inf:
+            if not self.calibration.spares(width - 1, claims[width - 1]):
+                break
+            width += 1
         if width < chosen.width:
             self.cuts[width] += 1
             why = f"{chosen.why}; cut to {width}, the draft is not sure"
@@ -182,8 +192,12 @@ class Learner:
 
     def reason(self, offer: Offer, first: int, last: int) -> str:
         """What speaks for a width, in words."""
-        milliseconds = offer.cost * self.costs.plain(self.length) * 1e3
-        return f"best of {first}..{last}: {offer.tokens:.1f} tokens in {milliseconds:.1f} ms"
+        key = offer.width, last
+        if key not in self._reasons:
+            milliseconds = offer.cost * self.costs.plain(self.length) * 1e3
+            tokens = f"{offer.tokens:.1f} tokens in {milliseconds:.1f} ms"
+            self._reasons[key] = f"best of {first}..{last}: {tokens}"
+        return self._reasons[key]
 
     def report(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -265,20 +279,21 @@ class Learner:
             if width <= self.top:
                 cost, tokens = seconds / plain, self.acceptance.expected(width - 1)
                 menu.append(Offer(width, path, cost, tokens, tokens / cost, draft / plain))
-        if not self.cutting or not self.blocks.known or len(menu) == 1:
+        if not self.cutting or len(menu) == 1:
             return menu
         gains = self.blocks.gains(
             [offer.width for offer in menu],
             [offer.cost - offer.draft for offer in menu],
             [offer.draft for offer in menu],
-            self.acceptance.rates,
+            lambda: self.acceptance.rates,
             self.going,
         )
         return [o._replace(rate=o.rate * gain) for o, gain in zip(menu, gains, strict=True)]
 
     def _stairs_of(self, width: int) -> Stairs:
         """Of a window that was decided on; remembered as long as the menu is."""
-        if width not in self._stairs:
+        stairs = self._stairs.get(width)
+        if stairs is None:
             whole = next(offer for offer in self._menu if offer.width == width)
             costs, paths = [inf] * (width + 1), [PLAIN] * (width + 1)
             for offer in self._menu:
@@ -291,10 +306,12 @@ class Learner:
                 if costs[rows] < inf:
                     further = range(rows + 1, width + 1)
                     least[rows] = min((costs[w] - costs[rows]) / (w - rows) for w in further)
-            self._stairs[width] = Stairs(costs, least, paths)
-        return self._stairs[width]
+            stairs = self._stairs[width] = Stairs(costs, least, paths)
+        return stairs
 
     def _look(self, claims: Sequence[float]) -> None:
         """Note what further claims are worth."""
         for slot in range(len(self._worth), len(claims)):
-            self._worth.append(self.calibration.worth(slot, claims[slot]))
+            worth = self.calibration.worth(slot, claims[slot])
+            self._worth.append(worth)
+            self._reach *= worth
