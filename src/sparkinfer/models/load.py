@@ -94,8 +94,15 @@ def load_target(
     plan["backend_reason"] = reason
     per_token = _bytes_per_token(weights, config)
     target = Target(file, config, backend, network, shape, size, plan, per_token)
-    target.warm_up((1, backend.chunk) if backend.on_host else range(1, MAX_WIDTH + 1), progress)
+    target.warm_up(_first_widths(backend), progress)
     return target
+
+
+def _first_widths(backend: Backend) -> list[int]:
+    """Runs to prepare at load. On a GPU every width of a window, and prompts short and long: nothing compiles later."""
+    if backend.on_host:
+        return [1, backend.chunk]
+    return [*range(1, MAX_WIDTH + 1), 2 * MAX_WIDTH, 8 * MAX_WIDTH, backend.chunk]
 
 
 def _refuse_unused(file: GGUFFile, expected: Mapping[str, Shape], config: ModelConfig) -> None:
