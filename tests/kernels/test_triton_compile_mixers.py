@@ -17,7 +17,6 @@ CASES = Path(__file__).with_name("compile_mixers_cases.py")
 KNOWN_STACK = {
     "split_kernel": 1024,
     "wide_kernel": 448,
-    "net_kernel": 64,
     "chunk_kernel": 1024,
     "scan_kernel": 512,
 }  # bytes a thread keeps outside its registers
