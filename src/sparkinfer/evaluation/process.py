@@ -62,11 +62,6 @@ class Run:
     peak_rss: int = 0
     claimed: float = 0.0
     observed: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def load_seconds(self) -> float:
-        return float(self.loaded["seconds"]) + float(self.imported["seconds"])
 
 
 def measured_environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -93,7 +88,6 @@ def run_harness(
     Raises: ProcessFailedError for a crash, a time-out, exhausted memory, an interface that lacks
     something, or times that cannot be true. KeyboardInterrupt ends the process first.
     """
-    started = monotonic()
     with tempfile.TemporaryDirectory(prefix="sparkinfer-eval-") as name:
         folder = Path(name)
         (folder / "orders.json").write_text(json.dumps(orders))
@@ -122,7 +116,6 @@ def run_harness(
     if code or not run.peak_rss:
         raise _failure(code, run, complaint)
     _check_clock(run)
-    run.seconds = monotonic() - started
     return run
 
 
