@@ -233,41 +233,47 @@ def check(bench: Bench) -> list[dict[str, Any]]:
         for k in (512, 4096, 12288)
     ]
     for kind, n, k in shapes:
-        blocks = random_blocks(kind, n * k, seed=k)
-        weight = pack_weight(bench.backend, kind, blocks, n, k)
-        dense = np.asarray(dequantize(kind, blocks), np.float64).reshape(n, k)
-        x = random_rows(16, k)
-        act = bench.backend.activation(16, k, quantised=weight.quantised)
-        bench.backend.upload(act.f32, x)
-        if weight.quantised:
-            recorder = bench.backend.recorder(16)
-            quantise(recorder, act)
-            bench.run(recorder)
-        seen = quantised_rows(x) if weight.quantised else x
-        results = {}
-        for rows in (1, *ROWS[1:]):
-            out = bench.backend.buffer(16, n)
-            out.array.fill_(float("nan"))
-            recorder = bench.backend.recorder(rows)
-            linear(recorder, act, [weight], [out])
-            bench.run(recorder)
-            results[rows] = out.array[:rows].cpu().numpy()
-        alone = []
-        for row in range(16):
-            one = replace(act, f32=act.f32.part(row, 1), q8=act.q8.part(row, 1) if act.q8 else None)
-            out = bench.backend.buffer(1, n)
-            recorder = bench.backend.recorder(1)
-            linear(recorder, one, [weight], [out])
-            bench.run(recorder)
-            alone.append(out.array[:1].cpu().numpy())
-        single = np.concatenate(alone)
-        exact = all(value.tobytes() == single[:rows].tobytes() for rows, value in results.items())
-        wanted = seen.astype(np.float64) @ dense.T
-        error = np.abs(single - wanted).max() / (np.abs(seen) @ np.abs(dense).T).max()
-        found.append({"check": kind, "n": n, "k": k, "rows exact": exact, "error": float(error)})
-        print(f"{kind:7s} {n:6d} x {k:5d}  rows exact {exact}  error {error:.1e}", flush=True)
+        found.append(check_one(bench, kind, n, k))
     found += check_experts(bench)
     return found
+
+
+def check_one(bench: Bench, kind: str, n: int, k: int) -> dict[str, Any]:
+    """One random weight: every window against its rows alone, those against float64."""
+    blocks = random_blocks(kind, n * k, seed=k)
+    weight = pack_weight(bench.backend, kind, blocks, n, k)
+    dense = np.asarray(dequantize(kind, blocks), np.float64).reshape(n, k)
+    x = random_rows(16, k)
+    act = bench.backend.activation(16, k, quantised=weight.quantised)
+    bench.backend.upload(act.f32, x)
+    if weight.quantised:
+        recorder = bench.backend.recorder(16)
+        quantise(recorder, act)
+        bench.run(recorder)
+    seen = quantised_rows(x) if weight.quantised else x
+    results = {}
+    for rows in (1, *ROWS[1:]):
+        out = bench.backend.buffer(16, n)
+        out.array.fill_(float("nan"))
+        recorder = bench.backend.recorder(rows)
+        linear(recorder, act, [weight], [out])
+        bench.run(recorder)
+        results[rows] = out.array[:rows].cpu().numpy()
+    alone = []
+    for row in range(16):
+        one = replace(act, f32=act.f32.part(row, 1), q8=act.q8.part(row, 1) if act.q8 else None)
+        out = bench.backend.buffer(1, n)
+        recorder = bench.backend.recorder(1)
+        linear(recorder, one, [weight], [out])
+        bench.run(recorder)
+        alone.append(out.array[:1].cpu().numpy())
+    single = np.concatenate(alone)
+    exact = all(value.tobytes() == single[:rows].tobytes() for rows, value in results.items())
+    wanted = seen.astype(np.float64) @ dense.T
+    error = np.abs(single - wanted).max() / (np.abs(seen) @ np.abs(dense).T).max()
+    record = {"check": kind, "n": n, "k": k, "rows exact": exact, "error": float(error)}
+    print(f"{kind:7s} {n:6d} x {k:5d}  rows exact {exact}  error {error:.1e}", flush=True)
+    return record
 
 
 def check_experts(
@@ -442,6 +448,38 @@ def sweep_pairs(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
+# ---- the two forms of `linear` for few rows
+
+
+def window(bench: Bench) -> list[dict[str, Any]]:
+    """Dot products a row at a time against the integer tensor cores: microseconds, and rows bit by bit."""
+    found = []
+    names = (
+        "35b gdn in",
+        "35b attn qkv",
+        "35b mixer out",
+        "35b head",
+        "9b gdn in",
+        "9b ffn down",
+        "9b mixer out",
+    )
+    for name, kind, outputs, k in [p for p in PRODUCTS if p[0] in names]:
+        case = product_case(bench, f"{name} {kind}", kind, outputs, k, 16)
+        case.copies = min(case.copies, 12)
+        for on in (False, True):
+            linear_impl.WINDOW = on
+            bench.compile([(case, rows) for rows in (1, 2, 6, 16)])
+            for rows in (1, 2, 6, 16):
+                us = bench.microseconds(case, rows, 5)
+                found.append(report(case, rows, us, "tensor cores" if on else "dots"))
+        linear_impl.WINDOW = True
+        del case
+        torch.cuda.empty_cache()
+    for kind, k in (("Q8_0", 2048), ("Q4_K", 4096), ("Q6_K", 2048), ("Q5_K", 2048)):
+        found.append(check_one(bench, kind, 64, k))
+    return found
+
+
 # ---- wide
 
 
@@ -470,7 +508,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     bench = Bench()
-    parts = {"check": check, "time": time_all, "sweep": sweep, "wide": wide}
+    parts = {"check": check, "time": time_all, "sweep": sweep, "window": window, "wide": wide}
     for part in options.parts:
         print(f"# {part}", flush=True)
         records = parts[part](bench)

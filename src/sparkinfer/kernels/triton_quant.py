@@ -252,8 +252,10 @@ def weight_part(
 
 
 @triton.jit
-def input_part(x, xf, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.constexpr):
-    """What `part_dot` takes of a row: words [F, 1, 4] twice, scales and scaled sums [F, 1]; floats: [F, 1, V]."""
+def input_part(
+    x, xf, g, groups, unit, live, SUMS: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr
+):
+    """What `part_dot` takes of a row: words [F, 1, 4] twice, scales and (SUMS) scaled sums [F, 1]; or floats."""
     if EVEN:
         live3 = live
     else:
@@ -267,7 +269,10 @@ def input_part(x, xf, g, groups, unit, live, BITS: tl.constexpr, EVEN: tl.conste
         i = tl.arange(0, 4)[None, None, :]
         lo = _get(x + g[:, :, None] * 8 + i, live3, EVEN)
         hi = _get(x + g[:, :, None] * 8 + 4 + i, live3, EVEN)
-        return lo, hi, _get(xf + g * unit, live, EVEN), _get(xf + groups + g * unit, live, EVEN)
+        total = 0.0
+        if SUMS:
+            total = _get(xf + groups + g * unit, live, EVEN)
+        return lo, hi, _get(xf + g * unit, live, EVEN), total
 
 
 @triton.jit
@@ -348,7 +353,7 @@ def decode_parts(
 @triton.jit
 def input_parts(
     x, xf, groups, unit,
-    LATE: tl.constexpr, BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    LATE: tl.constexpr, SUMS: tl.constexpr, BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
     CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """One row of the input, cut as `load_parts` cuts the weight. LATE: its int8 blocks are made here, from float32."""
@@ -359,7 +364,7 @@ def input_parts(
         if LATE:
             parts = parts + (late_part(xf, g, groups, F, EVEN),)  # noqa: RUF005
         else:
-            parts = parts + (input_part(x, xf, g, groups, unit, g < groups, BITS, EVEN),)  # noqa: RUF005
+            parts = parts + (input_part(x, xf, g, groups, unit, g < groups, SUMS, BITS, EVEN),)  # noqa: RUF005
     return parts
 
 
@@ -451,7 +456,8 @@ def rows_product(
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the rows after it."""
-    values = input_parts(x, xf, groups, unit, LATE, BITS, F, G, B, CHUNKS, EVEN)
+    SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
+    values = input_parts(x, xf, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN)
     if ONE:
         if ADD:
             before = tl.load(target)
@@ -467,7 +473,7 @@ def rows_product(
             # the next row is on its way while this one is computed
             ahead = tl.minimum(r + 1, count - 1) * x_stride
             coming = input_parts(
-                x + ahead, xf + ahead, groups, unit, LATE, BITS, F, G, B, CHUNKS, EVEN
+                x + ahead, xf + ahead, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
             )
             result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
             if ADD:
@@ -490,12 +496,17 @@ def rows_gated(
 
     SAME: gate and up read a row in the same parts.
     """
-    values = input_parts(x, xf, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
+    SUMS: tl.constexpr = (
+        GMODE == 1 or GMODE == 2 or UMODE == 1 or UMODE == 2 or GZERO > 0 or UZERO > 0
+    )
+    values = input_parts(x, xf, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
     if ONE:
         if SAME:
             other = values
         else:
-            other = input_parts(x, xf, up_groups, unit, LATE, UBITS, UF, UG, UB, UCHUNKS, UEVEN)
+            other = input_parts(
+                x, xf, up_groups, unit, LATE, SUMS, UBITS, UF, UG, UB, UCHUNKS, UEVEN
+            )
         tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
         g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
         u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
@@ -508,7 +519,7 @@ def rows_gated(
         for r in range(bound(count)):
             ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
             coming = input_parts(
-                x + ahead, xf + ahead, groups, unit, LATE, GBITS, GF, GG, GB, GCHUNKS, GEVEN
+                x + ahead, xf + ahead, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN
             )
             a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
             if SAME:
@@ -516,7 +527,18 @@ def rows_gated(
             else:
                 here = r * x_stride
                 other = input_parts(
-                    x + here, xf + here, up_groups, unit, LATE, UBITS, UF, UG, UB, UCHUNKS, UEVEN
+                    x + here,
+                    xf + here,
+                    up_groups,
+                    unit,
+                    LATE,
+                    SUMS,
+                    UBITS,
+                    UF,
+                    UG,
+                    UB,
+                    UCHUNKS,
+                    UEVEN,
                 )
                 b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
             tl.store(target, a * sigmoid(a) * b)
