@@ -8,7 +8,7 @@ two builds that are the same, or differ by a known factor, go through `judge` as
 
 - same: verdicts on `--evaluations` evaluations without any change; the original's rule on the same machines.
 - looks: the same at the level of blocks, `--blocks` times, for a closer look at the rate of false alarms.
-- found: shares of slow-downs and gains that are found, and what `stats.power` predicts from the noise; a quarter of
+- found: shares of slow-downs and gains that are found, and what `stats.power` predicts from the noise; a fifth of
   the evaluations for each.
 - coverage: how often each kind of 95 % interval holds the truth, by number of blocks.
 - mirror: verdicts when the sides are exchanged.
@@ -178,20 +178,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--evaluations", type=int, default=400)
+    parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--blocks", type=int, default=4000, help="repetitions without records")
     parser.add_argument("--noise", type=Path, default=RESULTS / "noise.jsonl")
     parser.add_argument("--speculation", type=Path, default=RESULTS / "speculation.jsonl")
     parser.add_argument("--parts", default="same,looks,found,coverage,mirror")
-    parser.add_argument("--out", type=Path, help="where the lines go")
+    parser.add_argument("--out", type=Path, help="a JSONL file that the lines are added to")
     arguments = parser.parse_args()
     machines = MACHINES | recordings(arguments.noise, arguments.speculation)
     parts = {
         "same": (same, arguments.evaluations),
         "looks": (looks, arguments.blocks),
-        "found": (found, arguments.evaluations // 4),
+        "found": (found, arguments.evaluations // 5),
         "coverage": (coverage, arguments.blocks // 8),
-        "mirror": (mirror, arguments.evaluations // 8),
+        "mirror": (mirror, arguments.evaluations // 10),
     }
     lines = []
     for name in arguments.parts.split(","):
@@ -200,7 +200,8 @@ def main() -> None:
             lines.append(line)
             print(json.dumps(line), flush=True)
     if arguments.out:
-        arguments.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        with arguments.out.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 if __name__ == "__main__":
