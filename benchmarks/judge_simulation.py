@@ -118,6 +118,7 @@ def looks(machines: dict[str, Machine], count: int) -> Iterator[Line]:
 def found(machines: dict[str, Machine], evaluations: int) -> Iterator[Line]:
     """One look after 12 blocks, so that the prediction is for exactly what was done."""
     single = replace(SCOPE, looks=(12,))
+    level = plan_looks(single.looks, single.alpha)[0].alpha
     for name, machine in machines.items():
         spread = float(np.sqrt((contrasts(machine, 2000, 12, seed=9) ** 2).mean()))
         for effect in EFFECTS:
@@ -132,7 +133,7 @@ def found(machines: dict[str, Machine], evaluations: int) -> Iterator[Line]:
                 "effect": effect,
                 "evaluations": evaluations,
                 "block_deviation": round(spread, 5),
-                "predicted": round(power(math.log(effect), spread, 12, 0.05), 3),
+                "predicted": round(power(math.log(effect), spread, 12, level), 3),
                 "found": verdicts.count(wanted) / evaluations,
                 "wrong_way": verdicts.count(MIRROR[wanted]) / evaluations,
                 "verdicts": shares(verdicts),
