@@ -230,6 +230,26 @@ def window_loads(
     return raws
 
 
+@triton.jit
+def _window_run(
+    v, raws, x, xf, x_stride, first, rows, q, p, warp, step, groups,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    AHEAD: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """v plus the products of a run of groups with rows `first` to `first` + 7."""
+    SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
+    inputs = ()
+    for c in tl.static_range(AHEAD):
+        g = (step * AHEAD + c) * WARPS + warp
+        inputs = inputs + (  # noqa: RUF005
+            input_words(x, xf, x_stride, first, rows, q, p, g, groups, g < groups, SUMS, EVEN),
+        )
+    for c in tl.static_range(AHEAD):
+        one, two = raws[c]
+        v = window_step(v, one, two, inputs[c], p, BITS, MODE, ZERO, WARPS)
+    return v
+
+
 @triton.jit(do_not_specialize=["rows"])
 def window_kernel(
     x, xf, x_stride, rows, groups,
@@ -240,7 +260,6 @@ def window_kernel(
 ):  # fmt: skip
     """out[r, n] (+)= weight[n] . x[r] for 16 outputs and BLOCKS x 8 rows. A warp has STEPS runs of AHEAD groups."""
     release_next()
-    SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
     pid = tl.program_id(0)
     w, total, out, stride = w0, total0, out0, stride0
     first = 0
@@ -261,27 +280,56 @@ def window_kernel(
     zero = tl.zeros([32 * WARPS], tl.float32)
     v = (zero, zero, zero, zero)
     u = v
-    for step in tl.static_range(STEPS):
-        inputs = ()
-        for c in tl.static_range(AHEAD):
-            g = (step * AHEAD + c) * WARPS + warp
-            inputs = inputs + (  # noqa: RUF005
-                input_words(x, xf, x_stride, 0, rows, q, p, g, groups, g < groups, SUMS, EVEN),
-            )
+    for step in range(STEPS):
         coming = raws
-        if step + 1 < STEPS:
+        if (
+            STEPS > 1
+        ):  # the next run is on its way while this one is computed; after the last one, the last again
+            after = tl.minimum(step + 1, STEPS - 1)
             coming = window_loads(
-                w, total, row, q, p, warp, step + 1, groups, BITS, MODE, AHEAD, WARPS, EVEN
+                w, total, row, q, p, warp, after, groups, BITS, MODE, AHEAD, WARPS, EVEN
             )
-        for c in tl.static_range(AHEAD):
-            one, two = raws[c]
-            v = window_step(v, one, two, inputs[c], p, BITS, MODE, ZERO, WARPS)
-            if BLOCKS > 1:
-                g = (step * AHEAD + c) * WARPS + warp
-                more = input_words(
-                    x, xf, x_stride, 8, rows, q, p, g, groups, g < groups, SUMS, EVEN
-                )
-                u = window_step(u, one, two, more, p, BITS, MODE, ZERO, WARPS)
+        v = _window_run(
+            v,
+            raws,
+            x,
+            xf,
+            x_stride,
+            0,
+            rows,
+            q,
+            p,
+            warp,
+            step,
+            groups,
+            BITS,
+            MODE,
+            ZERO,
+            AHEAD,
+            WARPS,
+            EVEN,
+        )
+        if BLOCKS > 1:
+            u = _window_run(
+                u,
+                raws,
+                x,
+                xf,
+                x_stride,
+                8,
+                rows,
+                q,
+                p,
+                warp,
+                step,
+                groups,
+                BITS,
+                MODE,
+                ZERO,
+                AHEAD,
+                WARPS,
+                EVEN,
+            )
         raws = coming
     _store_window(v, out, stride, row, 0, rows, ADD, WARPS)
     if BLOCKS > 1:
@@ -312,7 +360,8 @@ def shape_of(weight: TritonWeight) -> dict[str, Any]:
     """Warps, groups a warp has on their way at once, and runs of them: of the weight's width alone."""
     warps = 16 if weight.groups >= 128 else 8
     each = -(-weight.groups // warps)
-    ahead = min(8, triton.next_power_of_2(each))
+    most = 4 if weight.form.extra_words and each > 8 else 8  # registers
+    ahead = min(most, triton.next_power_of_2(each))
     steps = -(-each // ahead)
     return {
         "STEPS": steps,
