@@ -46,7 +46,7 @@ def test_false_alarms_of_whole_evaluations() -> None:
 def test_changes_are_found_as_often_as_predicted(name: str, effect: float) -> None:
     machine, single = MACHINES[name], replace(SCOPE, looks=(12,), guards=())
     spread = math.sqrt((contrasts(machine, 300, 12, seed=2) ** 2).mean())
-    predicted = power(math.log(effect), spread, 12, 0.05)
+    predicted = power(math.log(effect), spread, 12, plan_looks((12,), 0.05)[0].alpha)
     wanted = "BETTER" if effect > 1 else "WORSE"
     verdicts = [
         judge(simulate(machine, seed, effect=effect, scope_of=single)).verdict for seed in range(40)
