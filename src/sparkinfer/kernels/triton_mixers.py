@@ -30,6 +30,13 @@ _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest in
 EXACT = {"enable_fp_fusion": False}
 
 
+def _as_float(handle: Any) -> Any:
+    """An interpreter's tensor as float32; it keeps bfloat16 numbers as their bits."""
+    if handle.data.dtype == np.uint16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data.astype(np.float32)
+
+
 def _mend_interpreter() -> None:
     """Two things about Triton 3.6's interpreter: it turns loop bounds into integers in a way that numpy 2.4 refuses,
     and leaves products to a library whose bits depend on an element's place. Here their terms are added in order.
@@ -45,7 +52,7 @@ def _mend_interpreter() -> None:
     def in_order(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
         if b.data.shape[-1] > 64 or d.data.dtype != np.float32:
             return dot(self, a, b, d, precision, imprecise)
-        left, right, total = a.data.astype(np.float32), b.data.astype(np.float32), d.data.copy()
+        left, right, total = _as_float(a), _as_float(b), d.data.copy()
         for k in range(left.shape[-1]):
             total += left[..., :, k, None] * right[..., k, None, :]
         return interpreter.TensorHandle(total, d.dtype.scalar)
