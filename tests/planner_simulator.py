@@ -190,7 +190,7 @@ def cut(
     policy: Policy, asked: Decision, claims: Sequence[float]
 ) -> tuple[Decision, Sequence[float]]:
     """What the loop does after drafting: the decision that is carried out, and the claims that were asked for."""
-    if not asked.may_cut or not claims:
+    if asked.cutter is None or not claims:
         return asked, ()
     told: list[float] = []
     for claim in claims[: asked.width - 1]:

@@ -56,7 +56,7 @@ class StepResult:
 
     `tokens` are in order, at least one; `logprobs` match them one to one, or are empty when the
     request asked for none. `rows` is the number of rows the target computed, `drafted` how many
-    tokens were proposed and `accepted` how many of those the target agreed with. `path` names the
+    proposed tokens were among them and `accepted` how many of those the target agreed with. `path` names the
     way the rows were computed and `mode` whether a recorded graph was replayed. `seconds` splits
     the step's time by part ("target", "sample", "draft", ...).
     """

@@ -61,7 +61,9 @@ class CuttingPolicy(ScriptedPolicy):
 
     def choose(self, length, limit):
         decision = super().choose(length, limit)
-        self.asked = Decision(decision.width, decision.path, "scripted", decision.width > 1)
+        self.asked = Decision(
+            decision.width, decision.path, "scripted", self if decision.width > 1 else None
+        )
         return self.asked
 
     def more(self, claims):
@@ -71,7 +73,7 @@ class CuttingPolicy(ScriptedPolicy):
     def cut(self, claims):
         width = int(self.rng.integers(1, len(claims) + 2))
         self.cuts += width < self.asked.width
-        return Decision(width, self.asked.path if width > 1 else "ar", "cut", True)
+        return Decision(width, self.asked.path if width > 1 else "ar", "cut")
 
 
 def compare(setup, case, number, rule="match"):

@@ -174,7 +174,7 @@ def test_what_is_cut_depends_on_claims():
     policy.begin(0)
     for _ in range(100):
         asked = policy.choose(0, 100)
-        if asked.may_cut and asked.width >= 4:
+        if asked.cutter and asked.width >= 4:
             break
         policy.observe(Observed(asked.width, asked.path, 0, asked.width - 1, 0, 0.01, {}))
     sure = [0.99] * (asked.width - 1)
@@ -200,7 +200,7 @@ def test_cuts_are_counted_and_explained():
 def test_a_fixed_depth_and_probes_are_never_cut():
     fixed = POLICIES["fixed"](Setup(cost_table(VERIFY["avx2"], 0.1), 15, 16, 5))
     fixed.begin(0)
-    assert not fixed.choose(0, 100).may_cut
+    assert fixed.choose(0, 100).cutter is None
     policy = auto(VERIFY["avx2"], 0.1)
     policy.begin(0)
     probes = 0
@@ -208,7 +208,7 @@ def test_a_fixed_depth_and_probes_are_never_cut():
         asked = policy.choose(step, 1000)
         if asked.why.startswith("probe"):
             probes += 1
-            assert not asked.may_cut
+            assert asked.cutter is None
         decision, told = cut(policy, asked, [0.5] * 15)
         seconds = PLAIN_SECONDS * relative_costs(VERIFY["avx2"], 0.1)[asked.width]
         policy.observe(observed(asked, decision, step, 0, seconds, told))

@@ -92,6 +92,8 @@ def stats(result: "Result") -> Iterator[tuple[str, str]]:
     yield "policy, acceptance", f"{report.policy}, {report.accept}"
     yield "tokens a step", f"{_tokens_a_step(result):.2f} ({report.tau:.2f} where it drafted)"
     yield "rows chosen", _counts(report.widths) or "none"
+    if report.cuts:
+        yield "windows cut", f"to {_counts(report.cuts)} rows, where the draft was not sure"
     slots = [f"{slot} {_percent(kept, seen)}" for slot, (seen, kept) in enumerate(report.slots, 1)]
     yield "acceptance by slot", ", ".join(slots) or "nothing drafted"
     for reason, times_refused in report.refusals.items():

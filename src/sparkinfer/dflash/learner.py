@@ -156,7 +156,8 @@ class Learner:
 
     def take(self, offer: Offer, why: str, *, may_cut: bool = False) -> Decision:
         """Decide for it."""
-        self.chosen = Decision(offer.width, offer.path, why, may_cut and self.cutting)
+        cutter = self if may_cut and self.cutting else None
+        self.chosen = Decision(offer.width, offer.path, why, cutter)
         self._worth, self._reach, self.paid = [], 1.0, None
         return self.chosen
 

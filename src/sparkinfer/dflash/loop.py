@@ -221,15 +221,16 @@ class DFlashDecoder:
         return self._result(step, rows=step.width)
 
     def _draft(self, step: _Step, decision: Decision) -> tuple[Match, str]:
-        """Fill the window and cut it if the policy wants that; who judges it, and the path it is for."""
+        """Fill the window and cut it if the decision has that; who judges it, and the path it is for."""
         self._flush()
         anchor = self._history.output[-1]
         proposals = self.draft.propose(anchor, step.width - 1)
-        more = self.policy.more if decision.may_cut else None
+        cutter = decision.cutter
+        more = cutter.more if cutter else None
         judge = self._judge(proposals, anchor, self._sampler, self._history, more)
         step.claims = judge.claims
-        if judge.claims:
-            decision = self.policy.cut(judge.claims)
+        if cutter and judge.claims:
+            decision = cutter.cut(judge.claims)
             if decision.width < step.width:
                 step.asked, step.width, self._why = step.width, decision.width, decision.why
                 judge.keep(decision.width - 1)

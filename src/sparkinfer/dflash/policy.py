@@ -5,23 +5,33 @@ It may see how probable the draft's own tokens are to the draft, and cut a windo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparkinfer.dflash.costs import CostTable, Observed
+
+
+class Cutter(Protocol):
+    """Ends a window that was drafted where the draft is not sure enough."""
+
+    def more(self, claims: Sequence[float]) -> bool:
+        """Whether the draft should choose a token for another slot, after it claimed these probabilities."""
+
+    def cut(self, claims: Sequence[float]) -> "Decision":
+        """How much of the window to verify instead of all of it, 1 .. `len(claims) + 1` rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`width` rows to verify, on `path` if it serves them; 1 is a plain step ("ar"). `why` is for people.
 
-    With `may_cut` the policy wants to know the draft's claims, and may `cut` the window.
+    A `cutter` wants to know the draft's claims, and may shorten the window.
     """
 
     width: int
     path: str
     why: str
-    may_cut: bool = False
+    cutter: Cutter | None = field(default=None, compare=False, repr=False)
 
 
 class Policy(Protocol):
@@ -38,12 +48,6 @@ class Policy(Protocol):
 
     def choose(self, length: int, limit: int) -> Decision:
         """What to do after `length` tokens; more than `limit` (>= 1) rows make no sense now."""
-
-    def more(self, claims: Sequence[float]) -> bool:
-        """Whether the draft should choose a token for another slot, after it claimed these probabilities."""
-
-    def cut(self, claims: Sequence[float]) -> Decision:
-        """How much of the window to verify, 1 .. `len(claims) + 1` rows, of a decision that may be cut."""
 
     def observe(self, step: Observed) -> None:
         """The step that was chosen last, after its commit."""
