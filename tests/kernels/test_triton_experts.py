@@ -7,10 +7,12 @@ from kernel_machine import assert_close, random_blocks, random_rows, same_bits
 
 from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
 from sparkinfer.kernels.experts.reference import experts as experts_reference
+from sparkinfer.kernels.gated_linear import gated_linear
 from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
-from sparkinfer.kernels.linear import pack_weight
+from sparkinfer.kernels.linear import linear, pack_weight
 from sparkinfer.kernels.linear.reference import linear as linear_reference
 from sparkinfer.kernels.linear.reference import quantised_rows
+from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.route import Routing, route, routing_words
 from sparkinfer.kernels.route.reference import route as route_reference
 from sparkinfer.quant.formats import dequantize
@@ -160,3 +162,62 @@ def test_more_rows_than_a_window(gate, down):
         base + gate * shared + experts_reference(x, ids, weights, *parts, 0 * shared, logits[:, -1])
     )
     assert np.linalg.norm(got - wanted) < 1e-3 * np.linalg.norm(wanted - base)
+
+
+class Mixture(Block):
+    """A block with its router, shared expert and the norm that follows, as a model records them."""
+
+    def __init__(self):
+        super().__init__("Q8_0", "Q4_0", 4, 2, 64, 32)
+        self.router, self.shared_gate = self.dense("F32", 5, 64, 11), self.dense("Q8_0", 32, 64, 12)
+        self.shared_up, self.shared_down = (
+            self.dense("Q8_0", 32, 64, 13),
+            self.dense("Q8_0", 64, 32, 14),
+        )
+        self.norm = filled(random_rows(1, 64, seed=5))
+
+    def dense(self, kind, outputs, inputs, seed):
+        return pack_weight(
+            backend(), kind, random_blocks(kind, outputs * inputs, seed), outputs, inputs
+        )
+
+    def record(self, x, base, apart):
+        """Results and the number of launches; `apart`: with something in between that keeps launches from joining."""
+        rows = len(x)
+        slots = rows * self.used
+        act, routing = activation(x, quantised=True), routing_of(rows, self.experts, self.used)
+        buffers = ExpertBuffers(blank_activation(slots, 32, quantised=True), blank(slots, 64))
+        logits, common, out = blank(rows, 8), blank(rows, 64), filled(base)
+        shared = blank_activation(rows, 32, quantised=True)
+        normed = blank_activation(rows, 64, quantised=True)
+        recorder, copy = backend().recorder(rows), filled(np.zeros((1, 1), np.float32))
+
+        def between():
+            if apart:
+                recorder.receive(copy, 1)
+
+        linear(recorder, act, [self.router], [logits])
+        between()
+        gated_linear(recorder, act, self.shared_gate, self.shared_up, shared)
+        route(recorder, logits, routing)
+        experts_hidden(recorder, act, self.gate, self.up, routing, buffers)
+        experts_out(recorder, self.down, routing, buffers)
+        between()
+        linear(recorder, shared, [self.shared_down], [common])
+        experts_combine(recorder, routing, buffers, common, logits, self.experts, out)
+        between()
+        rms_norm(recorder, out, self.norm, normed, eps=1e-6)
+        run(recorder)
+        launches = len(recorder.steps) - 3 * apart
+        return [host(b) for b in (logits, common, out, normed.f32, normed.q8)], launches
+
+
+def test_launches_that_join_have_the_bits_of_single_ones_and_of_single_rows():
+    mixture, x, base = Mixture(), random_rows(3, 64, scale=0.1), random_rows(3, 64, seed=3)
+    joined, few = mixture.record(x, base, False)
+    single, many = mixture.record(x, base, True)
+    assert (few, many) == (5, 8)
+    alone = [mixture.record(x[r : r + 1], base[r : r + 1], False)[0] for r in range(3)]
+    for index, (one, other) in enumerate(zip(joined, single, strict=True)):
+        same_bits(one, other)
+        same_bits(one, np.concatenate([rows[index] for rows in alone]))

@@ -73,7 +73,47 @@ def test_widths_that_are_no_power_of_two(format_name, inputs):
     check(format_name, 9, inputs, 2)
 
 
-def test_the_widest_window_has_the_bits_of_single_rows():
+@pytest.mark.parametrize(
+    ("format_name", "inputs"),
+    [
+        ("Q8_0", 1056),
+        ("Q4_0", 1056),
+        ("Q4_1", 1088),
+        ("Q5_0", 1056),
+        ("Q5_1", 1056),
+        ("IQ4_NL", 1056),
+        ("Q4_K", 1280),
+        ("Q5_K", 1280),
+        ("Q6_K", 1280),
+        ("IQ4_XS", 1280),
+        ("Q6_K", 2304),
+        ("Q2_K", 1280),
+    ],
+)
+def test_a_window_has_the_bits_of_single_rows(format_name, inputs):
+    """Wide enough that the rows go through tensor cores together (not Q2_K), in one block of 8 rows or two."""
+    packed, dense = weight(format_name, 16, inputs)
+    x = random_rows(11, inputs)
+    [got] = products(x, [packed])
+    seen = quantised_rows(x)
+    assert_close(got, reference(seen, dense), np.abs(seen) @ np.abs(dense).T, TOLERANCE)
+    same_bits(got[:3], products(x[:3], [packed])[0])
+    for row in (0, 7, 10):
+        same_bits(got[row : row + 1], products(x[row : row + 1], [packed])[0])
+
+
+def test_a_window_of_several_weights_and_one_that_adds():
+    weights, dense = zip(*(weight("Q8_0", n, 1056, seed=n) for n in (16, 48, 32)), strict=True)
+    x = random_rows(2, 1056)
+    before = [random_rows(2, w.padded_outputs, seed=9) for w in weights]
+    plain, added = products(x, weights), products(x, weights, add=before)
+    seen = quantised_rows(x)
+    for got, more, base, values in zip(plain, added, before, dense, strict=True):
+        assert_close(got, reference(seen, values), np.abs(seen) @ np.abs(values).T, TOLERANCE)
+        same_bits(more, base + got)
+
+
+def test_narrow_rows_of_a_full_window():
     packed, dense = weight("Q4_K", 16, 256)
     x = random_rows(16, 256)
     [got] = products(x, [packed])
