@@ -1,4 +1,5 @@
 # make run    set up, fetch SmolLM2-135M-Instruct and answer PROMPT     make test   set up, then make check
+# make demo   set up, a small hybrid model of ours with its draft: several tokens a step, and what that gained
 # make check  format, lint, types, tests (set up already)               make bench  measure this machine
 # make check-gpu   the GPU's tests, on an NVIDIA GPU and with the extra `cuda` installed in PYTHON's environment
 PYTHON ?= python3
@@ -9,7 +10,7 @@ MODEL  ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in three sentences.
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat bench test check check-gpu format lint types tests options-doc setup clean
+.PHONY: help run demo chat bench test check check-gpu format lint types tests options-doc setup clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -18,6 +19,13 @@ help:
 run: export QUESTION := $(value PROMPT)
 run: $(READY)
 	@$(BIN)/sparkinfer run -m "$(MODEL)" -p "$$QUESTION"
+
+# A model with recurrent layers and routed experts, and its draft, both in the repository: nothing is fetched.
+DEMO        := examples/hybrid-demo
+DEMO_PROMPT ?= Write a Python function that returns the n-th Fibonacci number without recursion.
+demo: export QUESTION := $(value DEMO_PROMPT)
+demo: $(READY)
+	@$(BIN)/sparkinfer run -m $(DEMO)/target.gguf -md $(DEMO)/draft.gguf -p "$$QUESTION" -n 128 --spec on --stats --compare
 
 chat: $(READY)
 	@$(BIN)/sparkinfer chat -m "$(MODEL)"
