@@ -226,12 +226,21 @@ def auto(verify: Verify, draft: float) -> Policy:
     return POLICIES["auto"](Setup(cost_table(verify, draft), DEPTH, WIDTH))
 
 
-def simulate(profile: Profile, verify: Verify, draft: float, seed: int, tokens: int) -> Outcome:
+def simulate(
+    profile: Profile,
+    verify: Verify,
+    draft: float,
+    seed: int,
+    tokens: int,
+    claims: Claims | None = None,
+) -> Outcome:
     """One request with a planner that knows nothing yet."""
     draws, costs = luck(seed, tokens), relative_costs(verify, draft)
     times = {w: fixed_time(profile, draws, costs, w, tokens) for w in range(1, WIDTH + 1)}
     best = min(times, key=times.__getitem__)
-    time = policy_time(auto(verify, draft), profile, draws, costs, tokens)
+    time = policy_time(
+        auto(verify, draft), profile, draws, costs, tokens, claims=claims, draft=draft
+    )
     return Outcome(time, times[best], best, tokens)
 
 
