@@ -448,38 +448,6 @@ def sweep_pairs(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
-# ---- the two forms of `linear` for few rows
-
-
-def window(bench: Bench) -> list[dict[str, Any]]:
-    """Dot products a row at a time against the integer tensor cores: microseconds, and rows bit by bit."""
-    found = []
-    names = (
-        "35b gdn in",
-        "35b attn qkv",
-        "35b mixer out",
-        "35b head",
-        "9b gdn in",
-        "9b ffn down",
-        "9b mixer out",
-    )
-    for name, kind, outputs, k in [p for p in PRODUCTS if p[0] in names]:
-        case = product_case(bench, f"{name} {kind}", kind, outputs, k, 16)
-        case.copies = min(case.copies, 12)
-        for on in (False, True):
-            linear_impl.WINDOW = on
-            bench.compile([(case, rows) for rows in (1, 2, 6, 16)])
-            for rows in (1, 2, 6, 16):
-                us = bench.microseconds(case, rows, 5)
-                found.append(report(case, rows, us, "tensor cores" if on else "dots"))
-        linear_impl.WINDOW = True
-        del case
-        torch.cuda.empty_cache()
-    for kind, k in (("Q8_0", 2048), ("Q4_K", 4096), ("Q6_K", 2048), ("Q5_K", 2048)):
-        found.append(check_one(bench, kind, 64, k))
-    return found
-
-
 # ---- wide
 
 
@@ -508,7 +476,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     bench = Bench()
-    parts = {"check": check, "time": time_all, "sweep": sweep, "window": window, "wide": wide}
+    parts = {"check": check, "time": time_all, "sweep": sweep, "wide": wide}
     for part in options.parts:
         print(f"# {part}", flush=True)
         records = parts[part](bench)

@@ -91,7 +91,7 @@ def test_widths_that_are_no_power_of_two(format_name, inputs):
     ],
 )
 def test_a_window_has_the_bits_of_single_rows(format_name, inputs):
-    """Wide enough that the rows go through tensor cores together (not Q2_K), in one block of 8 rows or two."""
+    """Rows too wide for the reader to quantise, widths that are no power of two."""
     packed, dense = weight(format_name, 16, inputs)
     x = random_rows(11, inputs)
     [got] = products(x, [packed])

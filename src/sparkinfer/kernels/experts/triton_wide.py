@@ -130,7 +130,8 @@ def record_wide_hidden(
         halves, padded, scales, padded, routing.table.array, pairs, active,
         gate.words, up.words, gate.total, gate.padded_outputs, gate.groups, 1, out, out.stride(0),
         **constants(gate, "G"), **constants(up, "U"), G=GROUPS, B=outputs, M=tall,
-        E=triton.next_power_of_2(routing.experts), EVEN=_even(gate, outputs), num_warps=8 if tall == 128 else 4, num_stages=3,
+        E=triton.next_power_of_2(routing.experts), EVEN=_even(gate, outputs),
+        num_warps=8 if tall == 128 else 4, num_stages=3,
     )  # fmt: skip
 
 
@@ -147,7 +148,8 @@ def record_wide_out(
         halves, padded, scales, padded, routing.table.array, pairs,
         down.words, down.total, down.padded_outputs, down.groups, 1, out, out.stride(0),
         **constants(down), G=GROUPS, B=outputs, M=tall,
-        E=triton.next_power_of_2(routing.experts), EVEN=_even(down, outputs), num_warps=8 if tall == 128 else 4, num_stages=3,
+        E=triton.next_power_of_2(routing.experts), EVEN=_even(down, outputs),
+        num_warps=8 if tall == 128 else 4, num_stages=3,
     )  # fmt: skip
 
 

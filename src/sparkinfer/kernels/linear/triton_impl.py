@@ -12,7 +12,6 @@ from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaBackend, CudaRecorder, q8_views
 from sparkinfer.kernels.linear.triton_pack import PAD, TritonWeight, pack_blocks
 from sparkinfer.kernels.linear.triton_wide import record_wide, record_wide_floats
-from sparkinfer.kernels.linear.triton_window import OUTPUTS, ROWS, shape_of, takes, window_kernel
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import Form, load_parts, rows_product
 
@@ -20,9 +19,7 @@ MOST = 4  # weights of one launch
 LATE_INPUTS = 1024
 JOINED: dict[
     Any, Callable[..., bool]
-] = {}  # by the kernel of the launch before: takes a product into that launch
-WINDOW = True  # integer tensor cores for up to WINDOW_ROWS rows; False: dot products of every row by itself
-WINDOW_ROWS = 16
+] = {}  # by the kernel of the last launch: takes a product into it
 EXACT = {"enable_fp_fusion": False}  # every multiply-add that is fused is written as one
 _LANES = 32
 
@@ -195,14 +192,6 @@ def _launch(
     join = JOINED.get(getattr(before, "kernel", None))
     if len(group) == 1 and join is not None and join(recorder, x, weight, group[0][1]):
         return
-    if (
-        WINDOW
-        and not is_late(weight)
-        and recorder.rows <= WINDOW_ROWS
-        and all(takes(w) for w, _ in group)
-    ):
-        _launch_window(recorder, x, group, add)
-        return
     outputs = sum(w.total for w, _ in group)
     tile = choose_tile(weight.form, weight.groups, outputs, processors(recorder))
     words, floats = input_views(x, weight)
@@ -224,27 +213,4 @@ def _launch(
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
         COUNT=len(group), ADD=add, ONE=rows == 1, LATE=is_late(weight), **constants(weight), **tile.constants(),
         num_warps=tile.warps, overlap=True, **EXACT,
-    )  # fmt: skip
-
-
-def _launch_window(
-    recorder: CudaRecorder, x: Activation, group: Sequence[tuple[TritonWeight, Buffer]], add: bool
-) -> None:
-    weight, rows = group[0][0], recorder.rows
-    words, floats = input_views(x, weight)
-    shape = shape_of(weight)
-    args: list[Any] = []
-    first = 0
-    for index in range(MOST):
-        w, buffer = group[min(index, len(group) - 1)]
-        assert buffer.width >= w.padded_outputs, (buffer.width, w.padded_outputs)
-        args += [w.words, w.total, buffer.array, stride_of(buffer.array)]
-        if index:
-            args.append(first)
-        if index < len(group):
-            first += w.total // OUTPUTS
-    recorder.launch(
-        window_kernel, (first,), words, floats, stride_of(words), rows, weight.groups, *args,
-        COUNT=len(group), ADD=add, **constants(weight), **shape, BLOCKS=-(-rows // ROWS),
-        num_warps=shape["WARPS"], overlap=True, **EXACT,
     )  # fmt: skip
