@@ -86,9 +86,10 @@ def test_rows_and_states(key_heads, value_heads, size, taps):
         before = state.host("conv"), state.host("delta")
         rows_wanted, conv_after, delta_after = wanted(shape, state, inputs)
         got, out = run(shape, state, inputs, True)
-        assert_close(got, rows_wanted, np.abs(rows_wanted).max(), 2e-5)
+        tolerance = 2e-5 if rows <= 16 else 1e-4  # many rows go by products of rounded parts
+        assert_close(got, rows_wanted, np.abs(rows_wanted).max(), tolerance)
         same_bits(state.host("conv")[LAYER], conv_after)
-        assert_close(state.host("delta")[LAYER], delta_after, np.abs(delta_after).max(), 2e-5)
+        assert_close(state.host("delta")[LAYER], delta_after, np.abs(delta_after).max(), tolerance)
         same_bits(state.host("conv")[[0, 2]], before[0][[0, 2]])
         same_bits(state.host("delta")[[0, 2]], before[1][[0, 2]])
         gpu_state.assert_quantised(out, got)

@@ -50,7 +50,8 @@ def _mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def in_order(self: Any, a: Any, b: Any, d: Any, precision: Any, imprecise: Any) -> Any:
-        if b.data.shape[-1] > 64 or d.data.dtype != np.float32:
+        wide = b.data.shape[-1] > 64 and b.data.dtype != np.uint16
+        if wide or d.data.dtype != np.float32:
             return dot(self, a, b, d, precision, imprecise)
         left, right, total = _as_float(a), _as_float(b), d.data.copy()
         for k in range(left.shape[-1]):
