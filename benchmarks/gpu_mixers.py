@@ -491,7 +491,7 @@ class RecurrentCase:
             delta_wide.SCAN_WARPS,
             delta_wide.SCAN_STAGES,
         )
-        for choice in (("bf16x3", 32, 4, 1), ("bf16x3", 64, 4, 1), ("bf16x3", 32, 4, 2), ("tf32", 32, 4, 2)):  # fmt: skip
+        for choice in (("bf16x3", 32, 4, 1), ("bf16x3", 64, 4, 1), ("tf32", 32, 4, 2)):
             (
                 delta_wide.PRECISION,
                 delta_wide.COLUMNS,
