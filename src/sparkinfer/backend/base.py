@@ -76,9 +76,7 @@ class Recorder(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """The ops recorded inside may run side by side: they do not read each other's results."""
 
-    def receive(
-        self, buffer: Buffer, rows: int | None = None, columns: int | None = None
-    ) -> None:
+    def receive(self, buffer: Buffer, rows: int | None = None, columns: int | None = None) -> None:
         """Bring the first rows (default: as many as the recorder has) and columns (default: all) of its staging memory
         to a buffer.
         """

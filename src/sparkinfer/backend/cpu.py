@@ -114,9 +114,7 @@ class CpuRecorder:
         self.keep.append(array)
         return int(array.ctypes.data)
 
-    def receive(
-        self, buffer: Buffer, rows: int | None = None, columns: int | None = None
-    ) -> None:
+    def receive(self, buffer: Buffer, rows: int | None = None, columns: int | None = None) -> None:
         """Nothing: the host wrote it there."""
 
     def deliver(self, buffer: Buffer, rows: int | None = None) -> None:

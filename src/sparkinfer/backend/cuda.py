@@ -193,9 +193,7 @@ class CudaRecorder:
         self.keep.append(value)
         return value
 
-    def receive(
-        self, buffer: Buffer, rows: int | None = None, columns: int | None = None
-    ) -> None:
+    def receive(self, buffer: Buffer, rows: int | None = None, columns: int | None = None) -> None:
         """Bring what the host wrote to the buffer's staging memory: its first rows (default: those of this run)."""
         count = min(buffer.rows, self.rows) if rows is None else rows
         host = self.owner.staging_tensor(buffer)
