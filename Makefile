@@ -1,5 +1,5 @@
 # make run    set up, fetch SmolLM2-135M-Instruct and answer PROMPT     make test   set up, then make check
-# make demo   set up, a small hybrid model of ours with its draft: several tokens a step, and what that gained
+# make demo   set up, a small hybrid model of ours with its draft: several tokens a step, and whether that pays here
 # make check  format, lint, types, tests (set up already)               make bench  measure this machine
 # make check-gpu   the GPU's tests, on an NVIDIA GPU and with the extra `cuda` installed in PYTHON's environment
 PYTHON ?= python3
