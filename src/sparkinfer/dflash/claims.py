@@ -17,7 +17,8 @@ _WORD = 6.0  # claims of 0 that fail and claims of 1 that are kept: what the dra
 _PRIOR = 12.0  # claims of a bin that the line through all of them counts for
 _HOLD, _KEEP = 0.995, 0.99  # how much of what a line, a bin has seen another claim leaves
 _LEAST, _MOST = 0.01, 0.99
-_ENOUGH = 16.0  # claims judged before windows are cut
+_ENOUGH = 16.0  # first slots judged before windows are cut
+_SOME = 8.0  # claims of a depth judged before it is taken for itself
 _RARER = 4.0  # cuts at claims of a bin between two that are left out, for each claim of it that was judged
 _BLOCKS = 32  # blocks whose claims are remembered
 _EVERY = 16  # blocks between two looks at them
@@ -40,6 +41,11 @@ class _Line:
         self.square = self.product = _WORD
         self.base, self.slope = 0.0, 1.0
 
+    def at(self, claim: float) -> float:
+        """What a claim is worth: half of it at least, where the line is too steep for what bends."""
+        worth, half = self.base + self.slope * claim, 0.5 * claim
+        return worth if worth > half else half
+
     def add(self, claim: float, kept: float) -> None:
         # The draft's word stays: what is forgotten are observations.
         self.count = _HOLD * (self.count - 2 * _WORD) + 2 * _WORD + 1.0
@@ -58,40 +64,46 @@ class Calibration:
     def __init__(self) -> None:
         bins = _BINS * _DEPTHS
         self.lines = [_Line() for _ in range(_DEPTHS)]
+        # The line of each depth, or of the one before as long as hardly any claims of it were judged.
+        self._used = [self.lines[0]] * _DEPTHS
         self.seen, self.surplus = [0.0] * bins, [0.0] * bins  # claims judged; kept minus expected
         self.cuts = [0] * bins  # since one was left out
 
     def worth(self, slot: int, claim: float) -> float:
         """Probability that the target keeps the token of a slot it reaches."""
         depth = slot if slot < _DEPTHS else _DEPTHS - 1
-        line, place = self.lines[depth], depth * _BINS + min(int(claim * _BINS), _BINS - 1)
-        rate = line.base + line.slope * claim + self.surplus[place] / (self.seen[place] + _PRIOR)
+        line, place = self._used[depth], depth * _BINS + min(int(claim * _BINS), _BINS - 1)
+        rate = line.at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
         return _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
 
     def observe(self, claims: Sequence[float], accepted: int, judged: int) -> None:
         """The first `judged` claims were judged, `accepted` of them kept."""
         for slot in range(min(judged, len(claims))):
             claim, kept = claims[slot], float(slot < accepted)
-            place, line = _place(slot, claim), self.lines[min(slot, _DEPTHS - 1)]
-            expected = line.base + line.slope * claim
+            place, depth = _place(slot, claim), min(slot, _DEPTHS - 1)
+            expected = self._used[depth].at(claim)
             self.seen[place] = _KEEP * self.seen[place] + 1.0
             self.surplus[place] = _KEEP * self.surplus[place] + kept - expected
+            line = self.lines[depth]
             line.add(claim, kept)
+            if self._used[depth] is not line and line.count >= 2 * _WORD + _SOME:
+                self._used[depth:] = [line] * (_DEPTHS - depth)
 
-    def known(self, slot: int) -> bool:
-        """Whether enough claims of such slots were judged to cut windows there."""
-        return self.lines[min(slot, _DEPTHS - 1)].count >= 2 * _WORD + _ENOUGH
+    @property
+    def known(self) -> bool:
+        """Whether enough claims were judged to cut windows by them."""
+        return self.lines[0].count >= 2 * _WORD + _ENOUGH
 
     def spares(self, slot: int, claim: float) -> bool:
         """A window is to be cut before this slot: whether it is left in, to learn what the claim is worth.
 
-        The first claim of its kind is, then one in more and more.
+        At first every one is, then one in more and more of its kind.
         """
-        if not self.known(slot):
+        if not self.known:
             return True
         place = _place(slot, claim)
         self.cuts[place] += 1
-        if self.cuts[place] <= _RARER * self.seen[place]:
+        if self.cuts[place] <= _RARER * (1.0 + self.seen[place]):
             return False
         self.cuts[place] = 0
         return True
@@ -101,7 +113,7 @@ class Calibration:
         return [
             {
                 "slot": depth + 1,
-                "worth": [round(line.base + line.slope * claim, 3) for claim in (0.0, 0.5, 1.0)],
+                "worth": [round(line.at(claim), 3) for claim in (0.0, 0.5, 1.0)],
                 "seen": [round(seen) for seen in self.seen[depth * _BINS : (depth + 1) * _BINS]],
             }
             for depth, line in enumerate(self.lines)

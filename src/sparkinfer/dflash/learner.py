@@ -166,7 +166,7 @@ class Learner:
         self._look(claims)
         least = self._stairs_of(self.chosen.width).least
         pays = self._reach > self.going * least[len(claims) + 1]
-        return pays or not self.calibration.known(len(claims) - 1)
+        return pays or not self.calibration.known
 
     def cut(self, claims: Sequence[float]) -> Decision:
         """The rows with the most expected tokens beyond what their time would yield elsewhere."""
@@ -280,7 +280,7 @@ class Learner:
             if width <= self.top:
                 cost, tokens = seconds / plain, self.acceptance.expected(width - 1)
                 menu.append(Offer(width, path, cost, tokens, tokens / cost, draft / plain))
-        if not self.cutting or len(menu) == 1:
+        if not self.cutting or len(menu) == 1 or not self.calibration.known:
             return menu
         gains = self.blocks.gains(
             [offer.width for offer in menu],
