@@ -81,7 +81,7 @@ def test_every_depth_gives_plain_decoding_and_real_drafts_are_accepted(path):
             got, result = outcome(engine, prompt, **FREE)
             assert not plain.differences(got), (path, depth, plain.text, got.text)
             assert step_paths(result).get(path, 0) > 0
-            policy = engine.decoder.policy  # type: ignore[attr-defined]
+            policy = engine.decoder.policy
             ends |= {(step.width, step.accepted) for step in policy.seen}
             drafted += result.speculation.drafted
             accepted += result.speculation.accepted
