@@ -107,7 +107,7 @@ def _tiles(routing: Routing, rows: int) -> tuple[int, int, int, int]:
     """Pairs, most active experts, slots of a tile and most tiles."""
     pairs = rows * routing.used
     active = min(routing.experts, pairs)
-    tall = 128 if pairs >= 48 * active else 64 if pairs >= 16 * active else 16
+    tall = 64 if pairs >= 32 * active else 32 if pairs >= 16 * active else 16
     return pairs, active, tall, pairs // tall + active
 
 
@@ -131,7 +131,7 @@ def record_wide_hidden(
         gate.words, up.words, gate.total, gate.padded_outputs, gate.groups, 1, out, out.stride(0),
         **constants(gate, "G"), **constants(up, "U"), G=GROUPS, B=outputs, M=tall,
         E=triton.next_power_of_2(routing.experts), EVEN=_even(gate, outputs),
-        num_warps=8 if tall == 128 else 4, num_stages=3,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def record_wide_out(
         down.words, down.total, down.padded_outputs, down.groups, 1, out, out.stride(0),
         **constants(down), G=GROUPS, B=outputs, M=tall,
         E=triton.next_power_of_2(routing.experts), EVEN=_even(down, outputs),
-        num_warps=8 if tall == 128 else 4, num_stages=3,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
 
 

@@ -66,11 +66,11 @@ def gated_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "unit"])
+@triton.jit(do_not_specialize=["unit"])
 def linear_gated_kernel(
     lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,
-    x, xf, x_stride, rows, unit, gate, gate_total, gate_groups, up, up_total, up_groups, out, out_stride,
-    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr, LLATE: tl.constexpr,
+    x, xf, x_stride, unit, gate, gate_total, gate_groups, up, up_total, up_groups, out, out_stride,
+    SAME: tl.constexpr, LATE: tl.constexpr, LLATE: tl.constexpr,
     LBITS: tl.constexpr, LMODE: tl.constexpr, LZERO: tl.constexpr,
     LF: tl.constexpr, LG: tl.constexpr, LB: tl.constexpr, LCHUNKS: tl.constexpr, LEVEN: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
@@ -78,17 +78,22 @@ def linear_gated_kernel(
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
 ):  # fmt: skip
-    """A product and a gated product of the same rows: neither reads what the other writes."""
+    """A product and a gated product of the same row: neither reads what the other writes.
+
+    The weights are small, so each row has programs of its own: they wait less than a loop, the weights come from L2.
+    """
     release_next()
     pid = tl.program_id(0)
+    r = tl.program_id(1)
     if pid < programs:
         LN: tl.constexpr = LF // LG * LB
         row = pid.to(tl.int64) * LN
         raw = load_parts(w, total, row, lgroups, unit, LBITS, LMODE, LF, LG, LB, LCHUNKS, LEVEN)
         await_inputs()
         rows_product(
-            raw, lx, lxf, lx_stride, rows, lgroups, unit, lout + row + tl.arange(0, LN), lout_stride,
-            False, ONE, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
+            raw, lx + r * lx_stride, lxf + r * lx_stride, lx_stride, 1, lgroups, unit,
+            lout + r * lout_stride + row + tl.arange(0, LN), lout_stride,
+            False, True, LLATE, LBITS, LMODE, LZERO, LF, LG, LB, LCHUNKS, LEVEN,
         )  # fmt: skip
     else:
         N: tl.constexpr = GF // GG * GB
@@ -100,8 +105,8 @@ def linear_gated_kernel(
         u = load_parts(up, up_total, row, up_groups, unit, UBITS, UMODE, UF, UG, UB, UCHUNKS, UEVEN)
         await_inputs()
         rows_gated(
-            g, u, x, xf, x_stride, rows, gate_groups, up_groups, unit,
-            out + first + tl.arange(0, N), out_stride, ONE, SAME, LATE,
+            g, u, x + r * x_stride, xf + r * x_stride, x_stride, 1, gate_groups, up_groups, unit,
+            out + r * out_stride + first + tl.arange(0, N), out_stride, True, SAME, LATE,
             GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
         )  # fmt: skip
 
@@ -194,16 +199,16 @@ def _joined(
     if options["COUNT"] != 1 or options["ADD"] or lrows != rows or not apart:
         return False
     forms = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE")
-    first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), rows)
+    first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), 1)
     words, floats = input_views(x, gate)
     programs = before.grid[0]
     recorder.steps.pop()
     recorder.launch(
-        linear_gated_kernel, (programs + gate.outputs // first.rows,),
+        linear_gated_kernel, (programs + gate.outputs // first.rows, rows),
         lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,
-        words, floats, stride_of(words), rows, 1,
+        words, floats, stride_of(words), 1,
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
-        ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
         **{f"L{name}": options[name] for name in forms},
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=min(first.warps, options["num_warps"]), overlap=True, **EXACT,

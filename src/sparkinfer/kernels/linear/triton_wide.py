@@ -158,50 +158,6 @@ def wide_gated_kernel(
     tl.store(at, a * sigmoid(a) * (b * scale), mask=live[None, :] & (n < total)[:, None])
 
 
-@triton.jit
-def wide_float_kernel(
-    x, x_stride, rows, inputs, w, padded, total, out, out_stride,
-    ADD: tl.constexpr, B: tl.constexpr, M: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """The product with a float weight [total, padded]: float32 as three tensor-core products of rounded parts."""
-    m = tl.program_id(0) * M + tl.arange(0, M)
-    n = tl.program_id(1) * B + tl.arange(0, B)
-    live, there = (m < rows)[None, :], (n < total)[:, None]
-    acc = tl.zeros([B, M], tl.float32)
-    for k in range(0, bound(inputs), STEP):
-        column = k + tl.arange(0, STEP)
-        a = tl.load(
-            w + n.to(tl.int64)[:, None] * padded + column[None, :],
-            mask=there & (column < inputs)[None, :], other=0.0,
-        )  # fmt: skip
-        b = tl.load(
-            x + m.to(tl.int64)[None, :] * x_stride + column[:, None],
-            mask=live & (column < inputs)[:, None], other=0.0,
-        )  # fmt: skip
-        acc = tl.dot(a.to(tl.float32), b, acc, input_precision="tf32x3")
-    at = out + m.to(tl.int64)[None, :] * out_stride + n[:, None]
-    if ADD:
-        acc += tl.load(at, mask=live & there, other=0.0)
-    tl.store(at, acc, mask=live & there)
-
-
-_FLOATS = {32: torch.float32, 16: torch.float16, 17: torch.bfloat16}
-
-
-def record_wide_floats(
-    recorder: CudaRecorder, x: torch.Tensor, weight: TritonWeight, out: Buffer, add: bool
-) -> None:
-    """A float weight keeps its precision: a router's choices hang on it."""
-    assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
-    values = weight.words.view(_FLOATS[weight.form.bits])
-    size = 64
-    recorder.launch(
-        wide_float_kernel, (-(-recorder.rows // size), -(-weight.padded_outputs // size)),
-        x, x.stride(0), recorder.rows, weight.inputs, values, weight.groups * weight.form.group, weight.total,
-        out.array, out.array.stride(0), ADD=add, B=size, M=size, STEP=32, num_warps=4, num_stages=3,
-    )  # fmt: skip
-
-
 def halved_input(
     recorder: CudaRecorder, x: torch.Tensor, width: int, rows: int, tile_rows: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
