@@ -1,9 +1,10 @@
 """Overlap of a kernel with the one before it (programmatic dependent launch).
 
-A kernel that is launched with `overlap=True` may start while the one before it still runs: what it can do before it needs
-that one's results (load weights, above all) costs no time. Its contract: it calls `await_inputs` on every path before it
-reads what any earlier launch wrote and before it writes anything at all. Every earlier launch has finished then: each
-awaits the one before it. `release_next` says that the next launch may start now; called as the first thing a kernel does.
+A kernel that is launched with `overlap=True` may start while the one before it still runs: what it can do before it
+needs that one's results (load weights, above all) costs no time. Its contract: it calls `await_inputs` on every path
+before it reads what any earlier launch wrote and before it writes anything at all. Every earlier launch has finished
+then: each awaits the one before it. `release_next` says that the next launch may start now; called as the first thing
+a kernel does.
 """
 
 import triton
