@@ -62,11 +62,20 @@ class Drift:
         noise = self._noise + _NOISE_GAIN * (surprise**2 - known - self._noise)
         self._noise = min(_NOISE[2], max(_NOISE[0], noise))
 
+    def factor(self, place: int) -> float:
+        """Of one kind, by its place in that order."""
+        if self._factors is not None:
+            return self._factors[place]
+        value = self._value
+        own, shared = value[place + 2].item(), value[1].item() if self._drafts[place] else 0.0
+        return exp(value[0].item() + shared + own)
+
     @property
     def drafting(self) -> float:
         """What the measured cost of a draft is to be multiplied with."""
-        self.factors()
-        return self._drafting
+        if self._factors is not None:
+            return self._drafting
+        return exp(self._value[0].item() + self._value[1].item())
 
     @property
     def level(self) -> float:
