@@ -29,7 +29,13 @@ def test_kernels_compile_without_spills(part):
     spilling = [r for r in records if r["STACK"] > SPILL or r["LOCAL"]]
     assert not spilling
     products = {
-        "decode": ("linear_kernel", "gated_kernel", "hidden_kernel", "out_kernel"),
+        "decode": (
+            "linear_kernel",
+            "gated_kernel",
+            "linear_gated_kernel",
+            "hidden_kernel",
+            "out_linear_kernel",
+        ),
         "wide": ("wide_kernel", "wide_gated_kernel", "wide_hidden_kernel", "wide_out_kernel"),
     }[part]
     assert set(products) <= {r["kernel"] for r in records}
