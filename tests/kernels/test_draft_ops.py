@@ -133,7 +133,8 @@ def test_some_rows_of_a_run_have_the_bits_of_all(causal: bool, window: int) -> N
     cache = KvCache(KvShape(1, 2, 32, 2), 640)
     rng = np.random.default_rng(0)
     for array in (cache._keys, cache._values):
-        array.view(np.float16)[:] = rng.standard_normal(array.size // 2)
+        halves = array.view(np.float16)
+        halves[:] = rng.standard_normal(halves.shape)
     params = bench.params(
         position=position, keys=cache.keys, values=cache.values, head_bytes=cache.plane_bytes,
         attention_chunks=chunks(position, rows, 2), window_chunks=chunks(position, rows, 2, window=window),

@@ -1,10 +1,11 @@
 """Triton form of `attention` for few rows: partial results per program and kv head, then a merge.
 
 Positions come in units of UNIT; unit u belongs to program u modulo the number of programs of a kv head, which is fixed
-for a machine. A program takes its units in order, with a tile of rows and query heads of the kv head as the columns of
-a product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
-and adds zero, and the tile has COLUMNS columns whatever the number of rows, so all widths run one machine code. Queries
-and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them.
+for a machine. A program takes its units in order, with all rows and query heads of the kv head as the columns of a
+product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
+and adds zero, and sums over keys or dimensions take the same steps whatever the number of columns (the benchmark of the
+mixers checks it on the machine; a float32 cache, whose products are none of the tensor cores, keeps to one number).
+Queries and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them.
 """
 
 from typing import Any
@@ -31,9 +32,8 @@ from sparkinfer.kernels.triton_mixers import (
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
 UNIT = 64  # positions; divides kernels.attention.SPLIT
-COLUMNS = 32  # queries of a tile
-SPLIT_WARPS, SPLIT_STAGES = 4, 1
-SPLIT_PROGRAMS = 2  # of a multiprocessor, at once: one computes while the other waits for memory
+NARROW, COLUMNS = 32, 64  # queries of a tile
+SPLIT_WARPS, SPLIT_STAGES = 4, 2
 LINE = 128  # bytes that come together from memory
 
 
@@ -117,7 +117,7 @@ def split_kernel(
 ):  # fmt: skip
     """One program's units of one kv head for one tile of queries."""
     release_next()
-    tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    program, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
     query = position + first_row  # of the first row
     lowest = lowest_key(run, query, WINDOW)
@@ -211,22 +211,21 @@ def _record_few(
     first_row: int, of_rows: int,
 ) -> None:  # fmt: skip
     group, padded = shape.heads // shape.kv_heads, power_of_two(shape.head_size)
-    programs = -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads)
+    programs = -(-recorder.owner.sms // shape.kv_heads)
     results = recorder.row_block * shape.heads * programs
     partial = recorder.scratch("attention", results * padded)
     sums = recorder.scratch("attention sums", 2 * results)
+    queries = recorder.row_block * group
+    columns = NARROW if queries <= NARROW or recorder.owner.wide_cache else COLUMNS
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
     }  # fmt: skip
-    tiles = -(
-        -recorder.rows * group // COLUMNS
-    )  # side by side, so that they share what comes from memory
-    grid = (tiles, min(programs, -(-context // UNIT)), shape.kv_heads)
+    grid = (min(programs, -(-context // UNIT)), shape.kv_heads, -(-queries // columns))
     recorder.launch(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         programs, shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=COLUMNS, WIDE=recorder.owner.wide_cache, LINE=LINE,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=recorder.owner.wide_cache, LINE=LINE,
         num_warps=SPLIT_WARPS, num_stages=SPLIT_STAGES, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)

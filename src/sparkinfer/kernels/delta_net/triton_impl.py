@@ -1,30 +1,27 @@
-"""Triton form of `delta_net`: for few rows what does not depend on the state first, for all rows at once; then the
-state, row by row; then the norm. For many rows its three ops.
+"""Triton form of `delta_net`: for few rows one kernel, a program per value head; for many its three ops.
 
-`prepare_kernel` convolves a row of one head and brings queries and keys to their length; `core_kernel` keeps COLUMNS
-columns of a head's state in registers. With D the decayed state, delta = gate * (v - k D) and the result is
-q D + (q k) delta: both sums over the state are taken together. Pinned: one machine code for any number of rows, each
-taken by the same instructions; the state changes by fma(k, delta, D), in a step as in the commit.
+The program keeps the head's state in registers and takes the rows in turn: convolution of the head's query, key and
+value channels, the delta rule, norm, gate and int8 blocks. Keys and queries stay as the convolution left them: their
+lengths are factors of sums. With k, q of length 1 / a and 1 / b and the state before the row, decayed, D:
+delta = gate * (v - a k D) and q S = b (q D) + a b (q k) delta, so one pass over the state serves both sums.
+The record of a window holds k and a * delta, whose product with `commit_delta` gives the bits of a step.
+
+Pinned: one machine code for any number of rows, each taken by the same instructions; products and sums stay apart, for
+the compiler computes some values twice.
 """
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.cuda import EXACT_ROWS, CudaRecorder
+from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.conv.triton_impl import record as conv
 from sparkinfer.kernels.delta_net import DeltaNet
 from sparkinfer.kernels.gated_delta import DeltaInputs
-from sparkinfer.kernels.gated_delta.triton_impl import (
-    against,
-    check_shape,
-    decay_of,
-    moved,
-    quarters,
-    sigmoid,
-)
+from sparkinfer.kernels.gated_delta.triton_impl import check_shape, decay_of, moved, sigmoid
 from sparkinfer.kernels.gated_delta.triton_impl import record as gated_delta
 from sparkinfer.kernels.gated_norm.triton_impl import record as gated_norm
 from sparkinfer.kernels.triton_mixers import (
@@ -37,15 +34,15 @@ from sparkinfer.kernels.triton_mixers import (
     WORD_KEY_RECORD,
     WORD_RECURRENT,
     floats_at,
-    power_of_two,
+    q8_args,
     silu,
+    store_int8,
     stride_of,
 )
-from sparkinfer.kernels.triton_overlap import await_inputs, release_next
+from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
-COLUMNS = 16  # of a head's state, of a program
-WARPS = 1
-TAPS = 4  # of the kernels for few rows; other convolutions go by three ops
+WARPS = 4
+TAPS = 4  # of the one kernel; other convolutions go by three
 
 
 @triton.jit
@@ -56,150 +53,160 @@ def _taps(weight, stride, channel):
 
 
 @triton.jit
-def _convolved(w0, w1, w2, w3, x0, x1, x2, x3, channel):
-    """`x0` .. `x3`: rows of inputs, oldest first."""
-    y = w0 * tl.load(x0 + channel)
-    y = tl.fma(w1, tl.load(x1 + channel), y)
-    y = tl.fma(w2, tl.load(x2 + channel), y)
-    return silu(tl.fma(w3, tl.load(x3 + channel), y))
+def _history(state, channels, channel):
+    """The three inputs before the first row."""
+    at = state + channel
+    return tl.load(at), tl.load(at + channels), tl.load(at + 2 * channels)
 
 
 @triton.jit
-def _input_row(state, x, x_stride, row, channels):
-    """Where an input row lies: those before row 0 in the state."""
-    if row < 0:
-        at = state + (row + 3) * channels
+def _keep_history(state, channels, channel, x0, x1, x2):
+    tl.store(state + channel, x0)
+    tl.store(state + channels + channel, x1)
+    tl.store(state + 2 * channels + channel, x2)
+
+
+@triton.jit
+def _convolved(w0, w1, w2, w3, x0, x1, x2, x3):
+    return silu(tl.fma(w3, x3, tl.fma(w2, x2, tl.fma(w1, x1, w0 * x0))))
+
+
+@triton.jit
+def _add_pair(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _sums_of_two(a, b):
+    """Sums over the first axis, taken together: they wait for one exchange between warps."""
+    if INTERPRETED:
+        return tl.sum(a, 0), tl.sum(b, 0)
     else:
-        at = x + row * x_stride
-    return at
+        return tl.reduce((a, b), 0, _add_pair)
 
 
-@triton.jit(do_not_specialize=["layer", "window"])
-def prepare_kernel(
-    x, x_stride, weight, weight_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, run, mixed, mixed_stride,
-    gates, layer, window, eps, factor, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """One row of the query and key of a key head, or of a value head.
-
-    A row of `gates`: decay and update gate of each value head, query x key of each key head.
-    """
-    release_next()
-    CHANNELS: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
-    slot, row = tl.program_id(0), tl.program_id(1)
-    i = tl.arange(0, SIZE)
-    state = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
-    recorded = tl.load(run + WORD_ADVANCE) == 0
-    at = layer.to(tl.int64) * window + row
-    inputs = floats_at(run, WORD_CONV_RECORD) + at * CHANNELS
-    x0, x1 = (
-        _input_row(state, x, x_stride, row - 3, CHANNELS),
-        _input_row(state, x, x_stride, row - 2, CHANNELS),
-    )
-    x2, x3 = _input_row(state, x, x_stride, row - 1, CHANNELS), x + row * x_stride
-    target = mixed + row * mixed_stride
-    gate = gates + row * (2 * VALUE_HEADS + KEY_HEADS)
-    if slot < KEY_HEADS:
-        q_at = slot * SIZE + i
-        k_at = q_at + KEY_HEADS * SIZE
-        qw0, qw1, qw2, qw3 = _taps(weight, weight_stride, q_at)
-        kw0, kw1, kw2, kw3 = _taps(weight, weight_stride, k_at)
-        keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + slot) * SIZE
-        await_inputs()
-        q = _convolved(qw0, qw1, qw2, qw3, x0, x1, x2, x3, q_at)
-        k = _convolved(kw0, kw1, kw2, kw3, x0, x1, x2, x3, k_at)
-        q = q * (tl.div_rn(1.0, tl.sqrt_rn(tl.sum(q * q, 0) + eps)) * factor)
-        k = k * tl.div_rn(1.0, tl.sqrt_rn(tl.sum(k * k, 0) + eps))
-        tl.store(target + q_at, q)
-        tl.store(target + k_at, k)
-        tl.store(gate + 2 * VALUE_HEADS + slot, tl.sum(q * k, 0))
-        if recorded:
-            tl.store(keys + i, k)
-            tl.store(inputs + q_at, tl.load(x3 + q_at))
-            tl.store(inputs + k_at, tl.load(x3 + k_at))
+@triton.jit
+def _sums_of_three(a, b, c):
+    if INTERPRETED:
+        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
     else:
-        head = slot - KEY_HEADS
-        v_at = (2 * KEY_HEADS + head) * SIZE + i
-        vw0, vw1, vw2, vw3 = _taps(weight, weight_stride, v_at)
-        rate, bias = tl.load(rates + head), tl.load(biases + head)
-        decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
-        await_inputs()
-        decay = decay_of(tl.load(alpha + row * alpha_stride + head), bias, rate)
-        tl.store(target + v_at, _convolved(vw0, vw1, vw2, vw3, x0, x1, x2, x3, v_at))
-        tl.store(gate + head, decay)
-        tl.store(gate + VALUE_HEADS + head, sigmoid(tl.load(beta + row * beta_stride + head)))
-        if recorded:
-            tl.store(decays, decay)
-            tl.store(inputs + v_at, tl.load(x3 + v_at))
+        return tl.reduce((a, b, c), 0, _add_three)
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "window"])
-def core_kernel(
-    x, x_stride, mixed, mixed_stride, gates, run, out, out_stride, rows, layer, window,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, MOVED: tl.constexpr,
+def net_kernel(
+    x, x_stride, weight, weight_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, gate, gate_stride,
+    head_norm, run, tickets, out, out_stride, q8, q8_stride, rows, layer, window, eps, factor,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS columns of a value head through all rows; also MOVED channels of the convolution's state."""
     release_next()
-    QUARTER: tl.constexpr = SIZE // 4
     CHANNELS: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
-    GATES: tl.constexpr = 2 * VALUE_HEADS + KEY_HEADS
-    part, head = tl.program_id(0), tl.program_id(1)
+    head = tl.program_id(0)
     key_head = head % KEY_HEADS
-    column = part * COLUMNS + tl.arange(0, COLUMNS)
-    place = tl.arange(0, QUARTER)[:, None] * SIZE + column[None, :]
+    i = tl.arange(0, SIZE)
+    q_at, v_at = key_head * SIZE + i, (2 * KEY_HEADS + head) * SIZE + i
+    k_at = q_at + KEY_HEADS * SIZE
+    place = i[:, None] * SIZE + i[None, :]
+    zeros = tl.zeros((SIZE,), tl.float32)
     state = floats_at(run, WORD_RECURRENT) + (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
-    s0 = tl.load(state + place)
-    s1 = tl.load(state + QUARTER * SIZE + place)
-    s2 = tl.load(state + 2 * QUARTER * SIZE + place)
-    s3 = tl.load(state + 3 * QUARTER * SIZE + place)
+    history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
+    s = tl.load(state + place)
+    qw0, qw1, qw2, qw3 = _taps(weight, weight_stride, q_at)
+    kw0, kw1, kw2, kw3 = _taps(weight, weight_stride, k_at)
+    vw0, vw1, vw2, vw3 = _taps(weight, weight_stride, v_at)
+    q0, q1, q2 = _history(history, CHANNELS, q_at)
+    k0, k1, k2 = _history(history, CHANNELS, k_at)
+    v0, v1, v2 = _history(history, CHANNELS, v_at)
+    normed = tl.load(head_norm + i)
+    rate, bias = tl.load(rates + head), tl.load(biases + head)
     advance = tl.load(run + WORD_ADVANCE)
-    deltas = (
-        floats_at(run, WORD_DELTA_RECORD)
-        + (layer.to(tl.int64) * window * VALUE_HEADS + head) * SIZE
-    )
-    await_inputs()  # the state is of an earlier run: nothing else in this one writes it
-    q0, q1, q2, q3 = quarters(mixed + key_head * SIZE, QUARTER)
-    k0, k1, k2, k3 = quarters(mixed + (KEY_HEADS + key_head) * SIZE, QUARTER)
-    value = tl.load(mixed + (2 * KEY_HEADS + head) * SIZE + column)
-    decay, update = tl.load(gates + head), tl.load(gates + VALUE_HEADS + head)
-    qk = tl.load(gates + 2 * VALUE_HEADS + key_head)
+    at = layer.to(tl.int64) * window
+    inputs = floats_at(run, WORD_CONV_RECORD) + at * CHANNELS
+    keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + key_head) * SIZE
+    deltas = floats_at(run, WORD_DELTA_RECORD) + (at * VALUE_HEADS + head) * SIZE
+    decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
+    await_inputs()  # the states are of an earlier run: nothing else in this one writes them
+    q3, k3, v3 = tl.load(x + q_at), tl.load(x + k_at), tl.load(x + v_at)
+    a, b = tl.load(alpha + head), tl.load(beta + head)
+    g = tl.load(gate + head * SIZE + i)
     for row in range(rows):
         # The next row's inputs are on their way while this one is computed; the last row asks for itself again.
         later = tl.minimum(row + 1, rows - 1)
-        source = mixed + later * mixed_stride
-        nq0, nq1, nq2, nq3 = quarters(source + key_head * SIZE, QUARTER)
-        nk0, nk1, nk2, nk3 = quarters(source + (KEY_HEADS + key_head) * SIZE, QUARTER)
-        next_value = tl.load(source + (2 * KEY_HEADS + head) * SIZE + column)
-        gate = gates + later * GATES
-        next_decay, next_update = tl.load(gate + head), tl.load(gate + VALUE_HEADS + head)
-        next_qk = tl.load(gate + 2 * VALUE_HEADS + key_head)
+        source = x + later * x_stride
+        next_q, next_k, next_v = (
+            tl.load(source + q_at),
+            tl.load(source + k_at),
+            tl.load(source + v_at),
+        )
+        next_a, next_b = (
+            tl.load(alpha + later * alpha_stride + head),
+            tl.load(beta + later * beta_stride + head),
+        )
+        next_g = tl.load(gate + later * gate_stride + head * SIZE + i)
 
-        s0, s1, s2, s3 = s0 * decay, s1 * decay, s2 * decay, s3 * decay
-        answer = against(k0, k1, k2, k3, s0, s1, s2, s3)
-        result = against(q0, q1, q2, q3, s0, s1, s2, s3)
-        delta = update * (value - answer)
-        s0, s1 = moved(s0, k0, delta), moved(s1, k1, delta)
-        s2, s3 = moved(s2, k2, delta), moved(s3, k3, delta)
-        result = tl.fma(delta, tl.zeros_like(delta) + qk, result)
-        tl.store(out + row * out_stride + head * SIZE + column, result)
-        if advance == 0:
-            tl.store(deltas + row * VALUE_HEADS * SIZE + column, delta)
-        q0, q1, q2, q3 = nq0, nq1, nq2, nq3
-        k0, k1, k2, k3 = nk0, nk1, nk2, nk3
-        value, decay, update, qk = next_value, next_decay, next_update, next_qk
-    if advance != 0:
-        tl.store(state + place, s0)
-        tl.store(state + QUARTER * SIZE + place, s1)
-        tl.store(state + 2 * QUARTER * SIZE + place, s2)
-        tl.store(state + 3 * QUARTER * SIZE + place, s3)
-        # Every reader of the convolution's state has ended: it becomes the last three inputs, the oldest first.
-        channel = (head * (SIZE // COLUMNS) + part) * MOVED + tl.arange(0, MOVED)
-        inside = channel < CHANNELS
-        history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
-        for j in tl.static_range(3):
-            kept = tl.load(
-                _input_row(history, x, x_stride, rows + j - 3, CHANNELS) + channel, mask=inside
+        q = _convolved(qw0, qw1, qw2, qw3, q0, q1, q2, q3)
+        k = _convolved(kw0, kw1, kw2, kw3, k0, k1, k2, k3)
+        v = _convolved(vw0, vw1, vw2, vw3, v0, v1, v2, v3)
+        kk, qq, qk = _sums_of_three(k * k, q * q, q * k)
+        k_scale = tl.div_rn(1.0, tl.sqrt_rn(kk + eps))
+        q_scale = tl.div_rn(1.0, tl.sqrt_rn(qq + eps)) * factor
+        decay = decay_of(a, bias, rate)
+        s = s * decay
+        k_s, q_s = _sums_of_two(k[:, None] * s, q[:, None] * s)
+        delta = sigmoid(b) * (tl.fma(k_s, zeros - k_scale, v))
+        change = k_scale * delta
+        s = moved(s, k, change)
+        result = q_scale * tl.fma(change, zeros + qk, q_s)
+        scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(result * result, 0) / SIZE + eps))
+        y = result * scale * normed * silu(g)
+        tl.store(out + row * out_stride + head * SIZE + i, y)
+        if QUANTISED:
+            blocks = tl.arange(0, SIZE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
+            store_int8(
+                q8 + row * q8_stride,
+                tl.reshape(y, (SIZE // 32, 32)),
+                head * SIZE + blocks,
+                VALUE_HEADS * SIZE,
+                blocks >= 0,
             )
-            tl.store(history + j * CHANNELS + channel, kept, mask=inside)
+        if advance == 0:
+            tl.store(deltas + row * VALUE_HEADS * SIZE + i, change)
+            tl.store(decays + row * VALUE_HEADS, decay)
+            tl.store(inputs + row * CHANNELS + v_at, v3)
+            if head < KEY_HEADS:
+                tl.store(keys + row * KEY_HEADS * SIZE + i, k)
+                tl.store(inputs + row * CHANNELS + q_at, q3)
+                tl.store(inputs + row * CHANNELS + k_at, k3)
+        q0, q1, q2, q3 = q1, q2, q3, next_q
+        k0, k1, k2, k3 = k1, k2, k3, next_k
+        v0, v1, v2, v3 = v1, v2, v3, next_v
+        a, b, g = next_a, next_b, next_g
+    if advance != 0:
+        tl.store(state + place, s)
+        tl.debug_barrier()  # every thread of the program has read its history
+        _keep_history(history, CHANNELS, v_at, v0, v1, v2)
+        # Heads that share a key head read its history too: the last of them to come here replaces it.
+        SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
+        if tl.atomic_add(tickets + key_head, 1, sem="acq_rel") == SHARED - 1:
+            _keep_history(history, CHANNELS, q_at, q0, q1, q2)
+            _keep_history(history, CHANNELS, k_at, k0, k1, k2)
+            tl.store(tickets + key_head, 0)
+
+
+def _fits(recorder: CudaRecorder, net: DeltaNet, out: Activation) -> bool:
+    shape = net.shape
+    whole_blocks = out.q8 is None or shape.head_size % 32 == 0
+    return (
+        not recorder.wide
+        and shape.taps == TAPS
+        and shape.value_heads % shape.key_heads == 0
+        and whole_blocks
+    )
 
 
 def record(
@@ -209,39 +216,23 @@ def record(
     """Raises ShapeError for a head size that is no power of two."""
     shape = net.shape
     check_shape(shape)
-    if recorder.wide or shape.taps != TAPS:
+    if not _fits(recorder, net, out):
         conv(recorder, x, net.conv_weight, shape, net.layer, params, inputs.qkv)
         gated_delta(recorder, inputs, shape, net.layer, params, unnormed, net.eps)
-    else:
-        _record_few(recorder, net, x, inputs, params, unnormed)
-    gated_norm(recorder, unnormed, gate, net.head_norm, out, heads=shape.value_heads, eps=net.eps)
-
-
-def _record_few(
-    recorder: CudaRecorder,
-    net: DeltaNet,
-    x: Buffer,
-    inputs: DeltaInputs,
-    params: Buffer,
-    unnormed: Buffer,
-) -> None:
-    shape = net.shape
-    heads, size = shape.value_heads, shape.head_size
-    gates = recorder.scratch("delta gates", EXACT_ROWS * (2 * heads + shape.key_heads))
-    numbers = {"KEY_HEADS": shape.key_heads, "VALUE_HEADS": heads, "SIZE": size}
+        gated_norm(
+            recorder, unnormed, gate, net.head_norm, out, heads=shape.value_heads, eps=net.eps
+        )
+        return
+    strided = [
+        part for buffer in (x, net.conv_weight, inputs.alpha, inputs.beta) for part in pair(buffer)
+    ]
     recorder.launch(
-        prepare_kernel, (shape.key_heads + heads, recorder.rows),
-        *pair(x), *pair(net.conv_weight), *pair(inputs.alpha), *pair(inputs.beta), inputs.decay_rate.array,
-        inputs.time_bias.array, params.array, *pair(inputs.qkv), gates, net.layer, shape.window, net.eps, size**-0.5,
-        num_warps=1, overlap=True, **numbers, **EXACT,
-    )  # fmt: skip
-    columns = min(size, COLUMNS)
-    parts = size // columns
-    recorder.launch(
-        core_kernel, (parts, heads),
-        *pair(x), *pair(inputs.qkv), gates, params.array, *pair(unnormed), recorder.rows, net.layer, shape.window,
-        COLUMNS=columns, MOVED=power_of_two(-(-shape.channels // (parts * heads))),
-        num_warps=WARPS, overlap=True, **numbers, **EXACT,
+        net_kernel, (shape.value_heads,),
+        *strided, inputs.decay_rate.array, inputs.time_bias.array, *pair(gate), net.head_norm.array, params.array,
+        recorder.scratch("delta net tickets", shape.key_heads, torch.int32), *pair(out.f32), *q8_args(out),
+        recorder.rows, net.layer, shape.window, net.eps, shape.head_size**-0.5,
+        KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, QUANTISED=out.q8 is not None,
+        num_warps=WARPS, overlap=True, **EXACT,
     )  # fmt: skip
 
 

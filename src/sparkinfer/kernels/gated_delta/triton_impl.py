@@ -34,7 +34,7 @@ WARPS = 1
 
 
 @triton.jit
-def quarters(source, QUARTER: tl.constexpr):
+def _quarters(source, QUARTER: tl.constexpr):
     """The four parts of a vector, each [QUARTER]."""
     i = tl.arange(0, QUARTER)
     return (
@@ -69,7 +69,7 @@ def sigmoid(x):
 
 
 @triton.jit
-def against(x0, x1, x2, x3, s0, s1, s2, s3):
+def _against(x0, x1, x2, x3, s0, s1, s2, s3):
     """Sum over k of x[k] S[k, columns]."""
     part = x0[:, None] * s0
     part = tl.fma(tl.broadcast_to(x1[:, None], s1.shape), s1, part)
@@ -109,16 +109,16 @@ def delta_kernel(
     i = tl.arange(0, QUARTER)
     await_inputs()  # the state is of an earlier run: nothing else in this one writes it
     source = qkv + key_head * SIZE
-    q0, q1, q2, q3 = quarters(source, QUARTER)
-    k0, k1, k2, k3 = quarters(source + KEY_HEADS * SIZE, QUARTER)
+    q0, q1, q2, q3 = _quarters(source, QUARTER)
+    k0, k1, k2, k3 = _quarters(source + KEY_HEADS * SIZE, QUARTER)
     value = tl.load(qkv + (2 * KEY_HEADS + head) * SIZE + column)
     a, b = tl.load(alpha + head), tl.load(beta + head)
     for row in range(rows):
         # The next row's inputs are on their way while this one is computed; the last row asks for itself again.
         next_row = tl.minimum(row + 1, rows - 1).to(tl.int64)
         source = qkv + next_row * qkv_stride + key_head * SIZE
-        nq0, nq1, nq2, nq3 = quarters(source, QUARTER)
-        nk0, nk1, nk2, nk3 = quarters(source + KEY_HEADS * SIZE, QUARTER)
+        nq0, nq1, nq2, nq3 = _quarters(source, QUARTER)
+        nk0, nk1, nk2, nk3 = _quarters(source + KEY_HEADS * SIZE, QUARTER)
         next_value = tl.load(qkv + next_row * qkv_stride + (2 * KEY_HEADS + head) * SIZE + column)
         next_a, next_b = (
             tl.load(alpha + next_row * alpha_stride + head),
@@ -131,14 +131,14 @@ def delta_kernel(
         q0, q1, q2, q3 = q0 * scale, q1 * scale, q2 * scale, q3 * scale
         decay = decay_of(a, bias, rate)
         s0, s1, s2, s3 = s0 * decay, s1 * decay, s2 * decay, s3 * decay
-        delta = sigmoid(b) * (value - against(k0, k1, k2, k3, s0, s1, s2, s3))
+        delta = sigmoid(b) * (value - _against(k0, k1, k2, k3, s0, s1, s2, s3))
         s0, s1, s2, s3 = (
             moved(s0, k0, delta),
             moved(s1, k1, delta),
             moved(s2, k2, delta),
             moved(s3, k3, delta),
         )
-        result = against(q0, q1, q2, q3, s0, s1, s2, s3)
+        result = _against(q0, q1, q2, q3, s0, s1, s2, s3)
         tl.store(out + row * out_stride.to(tl.int64) + head * SIZE + column, result)
         if advance == 0:
             tl.store(deltas + row * VALUE_HEADS * SIZE + column, delta)
