@@ -136,15 +136,15 @@ class AttentionCase:
                 self.bench.report(name, seconds, self.n_bytes(context), note)
 
     def sweep(self) -> None:
-        before = split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS
-        for choice in ((4, 1, 1), (4, 1, 2), (4, 2, 1), (8, 1, 2), (8, 2, 1)):
-            split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = choice
+        before = split.SPLIT_WARPS, split.SPLIT_STAGES
+        for choice in ((4, 1), (4, 2), (8, 1), (8, 2)):
+            split.SPLIT_WARPS, split.SPLIT_STAGES = choice
             for context in (128, 4096, 32768):
                 for rows in (1, 6):
                     self.bench.set(self.params, position=context - rows)
-                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages, programs {choice}"
+                    name = f"attention {self.model.name} ctx {context} rows {rows} warps, stages {choice}"
                     self.timed(name, rows, self.n_bytes(context))
-        split.SPLIT_WARPS, split.SPLIT_STAGES, split.SPLIT_PROGRAMS = before
+        split.SPLIT_WARPS, split.SPLIT_STAGES = before
         before = wide.TILE, wide.KEYS_AT_ONCE, wide.STAGES
         self.bench.set(self.params, position=0)
         for choice in (

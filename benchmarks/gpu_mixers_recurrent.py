@@ -212,20 +212,20 @@ class RecurrentCase:
                     seconds,
                     2**21 * (2 if rows == 1 else 1),
                 )
-        net_before = net_impl.COLUMNS, net_impl.WARPS
-        for choice in ((8, 1), (16, 1), (32, 1), (32, 2)):
-            net_impl.COLUMNS, net_impl.WARPS = choice
+        net_before = net_impl.WARPS
+        for choice in (1, 2, 4):
+            net_impl.WARPS = choice
             for rows in (1, 6):
                 self.bench.set(self.params, advance=int(rows == 1))
                 seconds = (
                     self.bench.time(self.record_net(rows, self.shape.layers)) / self.shape.layers
                 )
                 self.bench.report(
-                    f"net rows {rows} columns, warps {choice}",
+                    f"net rows {rows} warps {choice}",
                     seconds,
                     2**21 * (2 if rows == 1 else 1),
                 )
-        net_impl.COLUMNS, net_impl.WARPS = net_before
+        net_impl.WARPS = net_before
         delta.COLUMNS, delta.WARPS = before
         self.bench.set(self.params, advance=1)
         wide_before = (
