@@ -73,7 +73,7 @@ $(READY): pyproject.toml
 	  || { echo "error: $(PYTHON) has no venv module; on Debian: apt-get install python3-venv"; exit 69; }
 	@test -e $@ || rm -rf $(VENV)
 	@rm -f $@
-	@echo "setting up $(VENV): 1.4 GB, once ..."
+	@echo "setting up $(VENV): 2.5 GB, once ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -94,6 +94,7 @@ def test_a_second_ctrl_c_raises():
         while signal.getsignal(signal.SIGINT) is taken_over:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(20)  # another thread may have caught it: the handler raises in this one, soon
 
     after(tested.target, 10, twice)
     stream = tested.stream(PROMPT, **FREE)

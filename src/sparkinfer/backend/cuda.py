@@ -316,7 +316,7 @@ class CudaBackend:
         buffer.array.copy_(torch.from_numpy(np.array(values)))  # a copy: files map read-only
 
     def download(self, array: torch.Tensor) -> NDArray[Any]:
-        values: NDArray[Any] = array.cpu().numpy()
+        values: NDArray[Any] = array.to("cpu", copy=True).numpy()
         return values
 
     def staging(self, buffer: Buffer) -> NDArray[Any]:

@@ -31,7 +31,7 @@ def block_conv_kernel(
     release_next()
     await_inputs()
     for t in tl.static_range(TAPS):
-        there = inside & (row >= t)
+        there = channel < tl.where(row >= t, channels, 0)  # rows before the first are zero
         place = SIDE * TAPS + t
         delta = tl.load(
             deltas + row * deltas_stride + place * (channels // group) + channel // group,
