@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from sparkinfer.backend.base import Backend
-from sparkinfer.errors import UnsupportedError
+from sparkinfer.errors import DeviceError
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -15,11 +15,11 @@ def choose_backend(
 ) -> tuple[Backend, str]:
     """The backend for `device` (auto, cpu or cuda), and why it was taken.
 
-    Raises UnsupportedError where "cuda" is asked for and cannot be had.
+    Raises DeviceError where "cuda" is asked for and cannot be had.
     """
     missing = why_no_gpu()
     if device == "cuda" and missing:
-        raise UnsupportedError(f"device cuda is not usable here: {missing}; device cpu is")
+        raise DeviceError(f"device cuda is not usable here: {missing}; device cpu is")
     if device == "cpu" or missing:
         reason = "as asked" if device == "cpu" else missing
         return _cpu(isa, threads, cache_dir, wide_cache), reason

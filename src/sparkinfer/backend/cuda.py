@@ -20,7 +20,7 @@ from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import UnsupportedError
 from sparkinfer.machine import available_memory
 
-ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that decode kernels are compiled for
+ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that scratch memory is sized for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
 COMPILERS = 16  # threads that compile kernels
 _DTYPES = {

@@ -43,7 +43,7 @@ class Finding:
     problem: str = ""
 
 
-@verb(ProcessFlags("threads", "isa", "device", "cache_dir"))
+@verb(ProcessFlags("threads", "isa", "cache_dir"))
 def command(
     *,
     model: Annotated[
@@ -77,6 +77,7 @@ def _software() -> Iterator[Finding]:
 
 
 def _cpu(options: Options) -> Iterator[Finding]:
+    from sparkinfer.backend.choose import why_no_gpu
     from sparkinfer.backend.isa import choose_isa, cpu_features
 
     present = cpu_features()
@@ -84,6 +85,7 @@ def _cpu(options: Options) -> Iterator[Finding]:
     yield Finding("cpu", "model", machine.cpu_model())
     yield Finding("cpu", "features", " ".join(f for f in _FEATURES if f in present) or "none known")
     yield Finding("cpu", "instruction set", f"{isa.name} ({isa.reason})")
+    yield Finding("gpu", "NVIDIA GPU", why_no_gpu() or "usable")
     allowed, quota = machine.allowed_cpus(), machine.cpu_quota()
     cores = (
         f"{machine.allowed_cores()} physical, {len(allowed)} of {os.cpu_count()} logical allowed"
