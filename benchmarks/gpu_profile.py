@@ -1,11 +1,12 @@
 """Where a step's time goes on a GPU: what each kernel takes alone, and what the step would take without it.
 
 python benchmarks/gpu_profile.py MODEL.gguf --widths 1,6 --length 128 --prefill 4096
+python benchmarks/gpu_profile.py MODEL.gguf --widths 6 --draft DRAFT --depth 5
 
 Launches overlap, so the times a profiler gives them add up to more than the step. Three figures per kernel instead,
 each from a CUDA graph: `alone` replays only its launches (weights come from memory: they do not fit the cache), `saved`
 is what the whole graph loses without them, `bare` replays as many launches of nothing. A prompt's launches do not
-overlap: there the profiler's times stand.
+overlap: there the profiler's times stand. With a draft: its tapes, the commit's, and the wall time of a step's parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from gpu_engine import numbers, tokens
 from torch.profiler import ProfilerActivity, profile
 
 from sparkinfer.backend.cuda import CudaTape, Launch
+from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.models import Target, load_target
 
@@ -42,6 +46,10 @@ def main() -> None:
     parser.add_argument("--length", type=numbers, default=[128])
     parser.add_argument("--widths", type=numbers, default=[1, 6])
     parser.add_argument("--prefill", type=int, default=0, help="also a prompt of this many tokens")
+    parser.add_argument(
+        "--draft", type=Path, help="also the parts of a DFlash step with this draft"
+    )
+    parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     target = load_target(args.model, context=args.context, device="cuda")
@@ -50,6 +58,11 @@ def main() -> None:
             title = f"{width} rows after {length}"
             state = target.new_state()
             step_table(title, target, step_tape(target, state, width, length), args.json)
+    if args.draft:
+        draft = load_draft(args.draft, target)
+        for length in args.length:
+            draft_tables(target, draft, length, args.depth, args.json)
+            host_table(target, draft, length, args.depth, args.json)
     if args.prefill:
         prefill_table(f"prefill {args.prefill}", prefill_events(target, args.prefill), args.json)
     target.close()
@@ -93,6 +106,77 @@ def step_table(title: str, target: Target, tape: CudaTape, out: Path | None) -> 
     if out:
         with out.open("a") as file:
             file.write(json.dumps({"title": title, "us": 1e6 * whole, "kernels": rows}) + "\n")
+
+
+def draft_tables(
+    target: Target, draft: BlockDraft, length: int, depth: int, out: Path | None
+) -> None:
+    """The tapes that a DFlash step replays beside the target's."""
+    rows = draft._block_rows(depth)
+    draft.assume(length)
+    draft.propose(1, depth)
+    title = f"draft's block, depth {depth} ({rows} rows) after {length}"
+    step_table(title, target, draft.tapes.block(rows, draft._first, depth), out)
+    title = f"draft's context, {depth + 1} rows after {length}"
+    step_table(title, target, draft.tapes.context(depth + 1), out)
+    if target.state_shape.recurrent is not None:
+        state = target.new_state()
+        state.assume(length)
+        target.forward(state, [1] * (depth + 1), rows="all", verify=True)
+        state.commit(depth + 1)
+        step_table(f"commit of {depth + 1} rows", target, target._commit_tape(), out)
+
+
+def host_table(
+    target: Target, draft: BlockDraft, length: int, depth: int, out: Path | None
+) -> None:
+    """Median microseconds of a step's parts as the loop calls them: until they return, and until the device is done."""
+    state, stream = target.new_state(), tokens(target, 5)
+    state.assume(length)
+    draft.assume(length)
+    target.set_taps(draft.taps)
+    kept = target.feature_rows(depth + 1)
+    window = [next(stream) for _ in range(depth + 1)]
+
+    def keep() -> None:
+        kept[:] = target.tapped(depth + 1)
+
+    parts: dict[str, Callable[[], Any]] = {
+        "propose": lambda: draft.propose(window[0], depth).best(0, window[0]),
+        "verify": lambda: target.forward(state, window, rows="all", verify=True),
+        "keep features": keep,
+        "commit": lambda: state.commit(depth + 1),
+        "extend": lambda: draft.extend(window, kept),
+    }
+    taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    whole = []
+    for number in range(2 * REPLAYS):
+        waits = number % 2 == 0
+        target.wait()
+        began = time.perf_counter()
+        for name, part in parts.items():
+            entered = time.perf_counter()
+            part()
+            left = time.perf_counter()
+            if waits:
+                target.wait()
+                taken[name].append((left - entered, time.perf_counter() - entered))
+        target.wait()
+        if not waits:
+            whole.append(time.perf_counter() - began)
+    medians = {
+        name: tuple(1e6 * statistics.median(column) for column in zip(*pairs[3:], strict=True))
+        for name, pairs in taken.items()
+    }
+    total = 1e6 * statistics.median(whole[3:])
+    print(f"a step of {depth + 1} rows after {length}: {total:.0f} us; its parts, each waited for:")
+    print(f"{'part':20s} {'returns':>9s} {'done':>9s}")
+    for name, (returns, done) in medians.items():
+        print(f"{name:20s} {returns:9.1f} {done:9.1f}")
+    if out:
+        with out.open("a") as file:
+            line = {"title": f"step after {length}", "us": total, "parts": medians}
+            file.write(json.dumps(line) + "\n")
 
 
 def bare(target: Target) -> Launch:
