@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,8 @@ def arguments() -> argparse.Namespace:
 
 def open_draft(name: str, target: Target) -> BlockDraft:
     """Load a draft, perhaps without its Markov head."""
-    draft = load_draft(name.removesuffix(WITHOUT_MARKOV), target)
-    if name.endswith(WITHOUT_MARKOV):
-        draft.output = replace(draft.output, markov=None)
-    return draft
+    markov = not name.endswith(WITHOUT_MARKOV)
+    return load_draft(name.removesuffix(WITHOUT_MARKOV), target, markov=markov)
 
 
 def sides(args: argparse.Namespace, target: Target) -> Iterator[Side]:

@@ -10,16 +10,24 @@ from sparkinfer.backend.base import Backend
 from sparkinfer.dflash.base import Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
-from sparkinfer.dflash.network import DraftNetwork, Tapes
-from sparkinfer.dflash.proposals import BlockProposals, Output, Selector, SelectorProposals
+from sparkinfer.dflash.network import DraftNetwork, Tapes, VectorProduct, links
+from sparkinfer.dflash.proposals import (
+    BlockProposals,
+    Chain,
+    Output,
+    Selector,
+    SelectorProposals,
+)
 from sparkinfer.errors import RequestError
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks
+from sparkinfer.kernels.greedy_chain import Links
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]
+_MOST_LINKS = 8 * 2**20  # numbers of a Markov head that are kept as float32 beside its table
 
 
 class BlockDraft:
@@ -46,7 +54,13 @@ class BlockDraft:
         self._rows, self._backend = rows, backend
         scale = config.embedding_scale
         self._mask = None if mask is None else mask * np.float32(scale)
-        self.tapes = Tapes(backend, network, embedding, rows.size, config.eps, scale=scale)
+        chained = backend.on_host and selector is None and not output.scaled
+        chained = chained and (output.markov is None or _linkable(output))
+        self.tapes = Tapes(
+            backend, network, embedding, rows.size, config.eps, scale=scale,
+            slots=config.max_depth if chained else 0,
+            links=_links(backend, output) if chained else None,
+        )  # fmt: skip
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -103,10 +117,12 @@ class BlockDraft:
         self._backend.wait()
         self._write(anchor, rows)
         self._set_params(rows)
+        if self.tapes.links is not None and self.output.markov is not None:
+            self.tapes.links.first.array[0] = self.output.markov.before.row(anchor)
         self.tapes.block(rows, self._first, depth).replay()
         logits = self.tapes.readout.read(depth)
         if self._selector is None or self.tapes.selected is None:
-            return BlockProposals(logits, self.output)
+            return BlockProposals(logits, self.output, self._chain(anchor, depth))
         hidden = self._backend.staging(self.tapes.selected)[:depth, : self.config.selector_rank]
         return SelectorProposals(logits, hidden, self.output, self._selector)
 
@@ -129,6 +145,16 @@ class BlockDraft:
         self._backend.prepare(
             tapes, (lambda done, total: progress("compile", done, total)) if progress else None
         )
+
+    def _chain(self, anchor: int, depth: int) -> Chain | None:
+        picks = self.tapes.picks
+        if picks is None:
+            return None
+        ids, chances = picks.ids.array[0, :depth].tolist(), picks.chances.array[0, :depth].tolist()
+        if self.output.ids is not None:
+            known = self.output.ids
+            ids = [int(known[index]) for index in ids]
+        return Chain(anchor, ids, chances)
 
     def _write(self, anchor: int, rows: int) -> None:
         """The block's rows: the anchor and masks."""
@@ -167,3 +193,21 @@ def pieces(count: int, backend: Backend) -> list[int]:
     if backend.on_host:
         return [MAX_WIDTH] * (count // MAX_WIDTH) + rest
     return ([count - count % MAX_WIDTH] if count >= MAX_WIDTH else []) + rest
+
+
+def _linkable(output: Output) -> bool:
+    """Whether a tape can chain the slots: the Markov head's product is a weight, and its rows are not too many."""
+    head = output.markov
+    if head is None or not isinstance(head.product, VectorProduct):
+        return False
+    weight = head.product.weight
+    return weight.outputs * weight.inputs <= _MOST_LINKS
+
+
+def _links(backend: Backend, output: Output) -> Links | None:
+    head = output.markov
+    if head is None or not isinstance(head.product, VectorProduct):
+        return None
+    weight = head.product.weight
+    ids = slice(weight.outputs) if output.ids is None else output.ids
+    return links(backend, head.before.take(ids), weight)

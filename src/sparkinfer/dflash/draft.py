@@ -51,6 +51,7 @@ def load_draft(
     floats: Literal["q8_0", "stored"] = "q8_0",
     window: int | None = None,
     causal: bool | None = None,
+    markov: bool = True,
     progress: Progress | None = None,
 ) -> BlockDraft:
     """Open, check and pack a draft for `target`, on its backend. `context`: most tokens (default: the target's).
@@ -59,6 +60,7 @@ def load_draft(
     floats become Q8_0 unless `floats` is "stored" or the target computes in float32: less to read, and a proposal need
     not be exact. `window` narrows what every layer sees (at long contexts that is most of a draft's time) and
     `causal` decides for all layers whether a row of a block sees later ones, where a file says otherwise or nothing.
+    Without `markov` a Markov head is left out.
     Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
     MemoryLimitError, RequestError for the context or the window.
     """
@@ -82,7 +84,7 @@ def load_draft(
         ids=ids,
         multiplier=config.output_multiplier,
         softcap=config.softcap,
-        markov=_markov(weights, checkpoint, ids),
+        markov=_markov(weights, checkpoint, ids) if markov else None,
     )
     embedding = _embedding(checkpoint, target)
     mask = weights.floats(MASK).reshape(-1) if MASK in checkpoint.tensors else None

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
 from sparkinfer.kernels import run_params as P
+from sparkinfer.kernels.greedy_chain import Links, Picks, greedy_chain, picks
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rope import cache_rows
@@ -45,8 +46,13 @@ class Tapes:
         eps: float,
         *,
         scale: float = 1.0,
+        slots: int = 0,
+        links: Links | None = None,
     ) -> None:
-        """`table`: the embedding, whose rows are multiplied by `scale`."""
+        """`table`: the embedding, whose rows are multiplied by `scale`.
+
+        Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them.
+        """
         self.backend, self.network = backend, network
         self._context, self._eps = context, eps
         self._long, self._short = Workspace(backend, backend.chunk), Workspace(backend, MAX_WIDTH)
@@ -58,6 +64,8 @@ class Tapes:
         self.params = self.intake.params
         self.logits = self._short.buffer("logits", network.head.padded_outputs)
         self.readout = Readout(backend, self.logits, network.head.outputs)
+        self.links = links
+        self.picks: Picks | None = picks(backend, slots, network.head.outputs) if slots else None
         self.selected: Buffer | None = None
         if network.selection is not None:
             self.selected = self._short.buffer("selected", network.selection.padded_outputs)
@@ -71,7 +79,7 @@ class Tapes:
         return self._contexts[rows]
 
     def block(self, rows: int, first: int, depth: int) -> Tape:
-        """From `rows` rows of `x` to logits of the `depth` rows from `first` on."""
+        """From `rows` rows of `x` to logits of the `depth` rows from `first` on, and to `picks`."""
         key = (rows, first, depth)
         if key not in self._blocks:
             self._blocks[key] = self._record_block(*key)
@@ -116,6 +124,8 @@ class Tapes:
         self.readout.record(run.recorder)
         if self.selected is not None:
             run.recorder.deliver(self.selected)
+        if self.picks is not None:
+            greedy_chain(run.recorder, self.logits, network.head.outputs, self.links, self.picks)
         return run.recorder.finish()
 
 
@@ -125,7 +135,7 @@ class VectorProduct:
     def __init__(self, backend: Backend, weight: Weight) -> None:
         self._x = backend.activation(1, weight.inputs, quantised=weight.quantised)
         self._out = backend.buffer(1, weight.padded_outputs)
-        self._weight = weight  # a tape knows addresses only
+        self.weight = weight  # a tape knows addresses only
         self._backend = backend
         recorder = backend.recorder(1)
         recorder.receive(self._x.f32)
@@ -141,5 +151,14 @@ class VectorProduct:
         self._given[0] = x
         self._tape.replay()
         self._backend.wait()
-        result: NDArray[np.float32] = self._result[0, : self._weight.outputs]
+        result: NDArray[np.float32] = self._result[0, : self.weight.outputs]
         return result
+
+
+def links(backend: Backend, before: NDArray[np.float32], after: Weight) -> Links:
+    """What chains slots: rows of `before` float32 [ids, rank] are the inputs of `after`."""
+    ids, rank = before.shape
+    rows = backend.buffer(ids, rank)
+    backend.upload(rows, before)
+    x = backend.activation(1, rank, quantised=after.quantised, private=True)
+    return Links(rows, backend.buffer(1, rank), after, x)

@@ -40,6 +40,11 @@ class Output:
     softcap: float = 0.0
     markov: MarkovHead | None = None
 
+    @property
+    def scaled(self) -> bool:
+        """Whether anything but a Markov head changes raw logits."""
+        return self.multiplier != 1.0 or self.softcap > 0
+
     def logits(self, row: Row, previous: int) -> Logits:
         """Final logits over the draft's ids. A new array, unless nothing changes them."""
         raw: Logits = np.asarray(row)
@@ -150,18 +155,37 @@ def _finite(values: Logits) -> Logits:
     return finite
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The likeliest token of every slot after the likeliest one before it, and their probabilities."""
+
+    anchor: int
+    tokens: list[int]
+    chances: list[float]
+
+    def holds(self, slot: int, previous: int) -> bool:
+        """Whether it tells about this slot after the token `previous`."""
+        return previous == (self.tokens[slot - 1] if slot else self.anchor)
+
+
 class BlockProposals:
     """Every slot for itself, but for the Markov head."""
 
-    def __init__(self, raw: Logits, output: Output) -> None:
-        """`raw` logits [depth, draft ids] are overwritten by the draft's next call."""
+    def __init__(self, raw: Logits, output: Output, chain: Chain | None = None) -> None:
+        """`raw` logits [depth, draft ids] are overwritten by the draft's next call. `chain`: what is known of them."""
         self.depth = len(raw)
-        self._raw, self._output = raw, output
+        self._raw, self._output, self._chain = raw, output, chain
 
     def best(self, slot: int, previous: int) -> int:
+        chain = self._chain
+        if chain is not None and chain.holds(slot, previous):
+            return chain.tokens[slot]
         return self._output.best(self._raw[slot], previous)
 
     def surest(self, slot: int, previous: int) -> tuple[int, float | None]:
+        chain = self._chain
+        if chain is not None and chain.holds(slot, previous):
+            return chain.tokens[slot], chain.chances[slot]
         return self._output.surest(self._raw[slot], previous)
 
     def row(self, slot: int, previous: int) -> Logits:

@@ -54,8 +54,15 @@ class _Emitter:
     """Emits LLVM for one (layout, rows, isa)."""
 
     def __init__(
-        self, builder: ir.IRBuilder, layout: TileLayout, rows: int, isa: str, lanes: int
+        self,
+        builder: ir.IRBuilder,
+        layout: TileLayout,
+        rows: int,
+        isa: str,
+        lanes: int,
+        reuse: bool,
     ) -> None:
+        self.reuse = reuse
         self.b, self.layout, self.rows, self.isa, self.lanes = builder, layout, rows, isa, lanes
         self.floats = vector(F32, lanes)
 
@@ -302,6 +309,7 @@ class _Emitter:
         """Ask for the stream ahead: measured gains at every width, with AVX2 and with VNNI (docs/LOG.md)."""
         per_block = self.layout.record_bytes(self.lanes) // self.layout.blocks
         ahead, locality = _PREFETCH[self.isa]
+        locality = 3 if self.reuse else locality
         for line in range(0, per_block, 64):
             pointer = self.b.inttoptr(self.at(codes, ahead + line), I8.as_pointer())
             kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
@@ -404,29 +412,46 @@ class _Emitter:
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
-def _tile_loop(typingctx, layout, rows, isa, lanes, weight, panel, blocks, out, stride, tiles, add):  # type: ignore[no-untyped-def]
-    """Emit the loop over tiles for literal (layout index, rows, isa index, lanes)."""
-    literal = [kind.literal_value for kind in (layout, rows, isa, lanes)]
-    signature = types.void(layout, rows, isa, lanes, *[types.int64] * 7)
+def _tile_loop(  # type: ignore[no-untyped-def]
+    typingctx, layout, rows, isa, lanes, reuse, weight, panel, blocks, out, stride, tiles, add
+):
+    """Emit the loop over tiles for literal (layout index, rows, isa index, lanes, reuse)."""
+    literal = [kind.literal_value for kind in (layout, rows, isa, lanes, reuse)]
+    signature = types.void(layout, rows, isa, lanes, reuse, *[types.int64] * 7)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        emitter = _Emitter(
-            builder, LAYOUTS[FORMATS[literal[0]]], literal[1], ISAS[literal[2]], literal[3]
-        )
-        emitter.loop(*args[4:])
+        layout, isa = LAYOUTS[FORMATS[literal[0]]], ISAS[literal[2]]
+        emitter = _Emitter(builder, layout, literal[1], isa, literal[3], bool(literal[4]))
+        emitter.loop(*args[5:])
         return context.get_dummy_value()
 
     return signature, codegen
 
 
 @functools.cache
-def tile_kernel(format_name: str, rows: int, isa: str, lanes: int) -> Kernel:
-    """The compiled tile kernel for `rows` (1..8) rows; see the module's text for its arguments."""
-    layout_index, isa_index = FORMATS.index(format_name), ISAS.index(isa)
+def tile_kernel(
+    format_name: str, rows: int, isa: str, lanes: int, *, reuse: bool = False
+) -> Kernel:
+    """The compiled tile kernel for `rows` (1..8) rows; see the module's text for its arguments.
+
+    `reuse`: the weights are small and read again soon, so they should stay in cache.
+    """
+    layout_index, isa_index, again = FORMATS.index(format_name), ISAS.index(isa), int(reuse)
 
     def tiles_of(weight, panel, blocks, out, stride, tiles, add):  # type: ignore[no-untyped-def]
         _tile_loop(
-            layout_index, rows, isa_index, lanes, weight, panel, blocks, out, stride, tiles, add
+            layout_index,
+            rows,
+            isa_index,
+            lanes,
+            again,
+            weight,
+            panel,
+            blocks,
+            out,
+            stride,
+            tiles,
+            add,
         )
 
     return Kernel(tiles_of, TILES)
