@@ -1,5 +1,6 @@
 """Conversations that the target writes: their form, what is learnt of them, and the corpus on disk."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,12 @@ def test_starts_of_turns_are_varied_and_never_a_prompt_kept_for_measuring() -> N
     assert {turn.domain for turn in turns} == {"free", *domains()}
     assert len({turn.text for turn in turns}) > 2500
     assert turns == random_turns(20000, 0, kept)
+
+
+def test_prose_is_asked_for_more_often_than_repetition() -> None:
+    counts = Counter(turn.domain for turn in random_turns(20000, 0))
+    assert 2.5 < counts["chat"] / counts["repetition"] < 3.5
+    assert 0.9 < counts["lists"] / counts["chat"] < 1.1
 
 
 def test_words_of_the_vocabulary_make_questions_different() -> None:

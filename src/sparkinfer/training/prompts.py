@@ -3,8 +3,9 @@
 A fifth of the turns are left to the model from the first word. Half begin with an opener of `questions.json`, which
 the model continues; in every second of these a word of the tokenizer's vocabulary follows the opener, so that the
 questions are about twenty thousand different things. The others are patterns of that file, filled at random, words
-of the vocabulary included. A pattern without closing punctuation is continued too. A later turn may also ask about
-the answer before it.
+of the vocabulary included. A pattern without closing punctuation is continued too. `shares` says how often a domain
+comes up: prose is harder to foresee than sums, so there is more of it. A later turn may also ask about the answer
+before it.
 """
 
 from __future__ import annotations
@@ -85,6 +86,12 @@ def domains() -> tuple[str, ...]:
     return tuple(_questions()["patterns"])
 
 
+def _shares() -> list[int]:
+    """How often each domain is asked about, in the order of `domains`."""
+    shares: dict[str, int] = _questions()["shares"]
+    return [shares[domain] for domain in domains()]
+
+
 def vocabulary_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Tokens that look like a lower-case word of its own; a few are only the beginning of one."""
     texts = (tokenizer.decode([token]) for token in range(tokenizer.n_vocab))
@@ -100,7 +107,7 @@ def random_turn(rng: random.Random, words: Sequence[str], *, later: bool = False
     kind = rng.random()
     if kind < FREE_SHARE:
         return Turn("", False, "free")
-    domain = rng.choice(domains())
+    domain = rng.choices(domains(), _shares())[0]
     if kind < FREE_SHARE + OPENER_SHARE + WORD_SHARE:
         text = rng.choice(_questions()["openers"][domain])
         if kind >= FREE_SHARE + OPENER_SHARE:
