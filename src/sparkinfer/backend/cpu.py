@@ -105,6 +105,12 @@ class CpuRecorder:
         assert self._together is None, "a prologue belongs before the joined phases"
         self._pending.append(job)
 
+    def take_prologue(self, kernel: Kernel) -> Job | None:
+        """The latest prologue entry if it runs `kernel`: the caller's phase does its work instead."""
+        if self._pending and self._pending[-1].kernel is kernel:
+            return self._pending.pop()
+        return None
+
     @property
     def prefers_prologue(self) -> bool:
         return self.rows <= PROLOGUE_ROWS

@@ -29,6 +29,7 @@ from sparkinfer.kernels.attention import ROW_BLOCK, SPLIT
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
+from sparkinfer.kernels.rope.cpu_impl import cache_head, rope_jobs, turn_query
 from sparkinfer.kernels.run_params import (
     ATTENTION_CHUNKS,
     FIRST,
@@ -41,7 +42,7 @@ from sparkinfer.kernels.run_params import (
 from sparkinfer.kernels.shapes import Heads
 
 _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
-_QUERIES = 4
+_QUERIES = 6  # that share the reads of keys and values
 
 
 @inner
@@ -73,67 +74,66 @@ def _softmax(scores: int, low: int, count: int, first: int, tiles: int, result: 
 
 
 @inner
-def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: int) -> None:
-    """One tile of 16 positions for n = 1..4 queries, or (n = 1, 2) a `pair` of tiles."""
-    if wide:
-        if n == 4:
-            score_tile(4, 1, 1, q, keys, size, out, SPLIT * 4)
-        elif n == 3:
-            score_tile(3, 1, 1, q, keys, size, out, SPLIT * 4)
-        elif n == 2 and pair:
-            score_tile(2, 2, 1, q, keys, size, out, SPLIT * 4)
-        elif n == 2:
-            score_tile(2, 1, 1, q, keys, size, out, SPLIT * 4)
-        elif pair:
-            score_tile(1, 2, 1, q, keys, size, out, SPLIT * 4)
-        else:
-            score_tile(1, 1, 1, q, keys, size, out, SPLIT * 4)
+def _half_scores(n: int, pair: bool, q: int, keys: int, size: int, out: int) -> None:
+    if n == 6:
+        score_tile(6, 1, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 5:
+        score_tile(5, 1, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 4:
+        score_tile(4, 1, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 3 and pair:
+        score_tile(3, 2, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 3:
+        score_tile(3, 1, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 2 and pair:
+        score_tile(2, 2, 0, q, keys, size, out, SPLIT * 4)
+    elif n == 2:
+        score_tile(2, 1, 0, q, keys, size, out, SPLIT * 4)
+    elif pair:
+        score_tile(1, 2, 0, q, keys, size, out, SPLIT * 4)
     else:
-        if n == 4:
-            score_tile(4, 1, 0, q, keys, size, out, SPLIT * 4)
-        elif n == 3:
-            score_tile(3, 1, 0, q, keys, size, out, SPLIT * 4)
-        elif n == 2 and pair:
-            score_tile(2, 2, 0, q, keys, size, out, SPLIT * 4)
-        elif n == 2:
-            score_tile(2, 1, 0, q, keys, size, out, SPLIT * 4)
-        elif pair:
-            score_tile(1, 2, 0, q, keys, size, out, SPLIT * 4)
-        else:
-            score_tile(1, 1, 0, q, keys, size, out, SPLIT * 4)
+        score_tile(1, 1, 0, q, keys, size, out, SPLIT * 4)
 
 
 @inner
-def _weighted(
-    n: int,
-    wide: int,
-    weights: int,
-    values: int,
-    row_bytes: int,
-    low: int,
-    common: int,
-    count: int,
-    out: int,
-    out_stride: int,
-) -> None:
-    """16 dimensions of the weighted sum of `count` values, of which all n = 1..4 queries see low .. common."""
+def _wide_scores(n: int, pair: bool, q: int, keys: int, size: int, out: int) -> None:
+    if n == 6:
+        score_tile(6, 1, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 5:
+        score_tile(5, 1, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 4:
+        score_tile(4, 1, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 3 and pair:
+        score_tile(3, 2, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 3:
+        score_tile(3, 1, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 2 and pair:
+        score_tile(2, 2, 1, q, keys, size, out, SPLIT * 4)
+    elif n == 2:
+        score_tile(2, 1, 1, q, keys, size, out, SPLIT * 4)
+    elif pair:
+        score_tile(1, 2, 1, q, keys, size, out, SPLIT * 4)
+    else:
+        score_tile(1, 1, 1, q, keys, size, out, SPLIT * 4)
+
+
+@inner
+def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: int) -> None:
+    """One tile of 16 positions for n = 1..6 queries, or (n = 1..3) a `pair` of tiles."""
     if wide:
-        if n == 4:
-            value_tile(
-                4, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
-            )
-        elif n == 3:
-            value_tile(
-                3, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
-            )
-        elif n == 2:
-            value_tile(
-                2, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
-            )
-        else:
-            value_tile(
-                1, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride
-            )
+        _wide_scores(n, pair, q, keys, size, out)
+    else:
+        _half_scores(n, pair, q, keys, size, out)
+
+
+@inner
+def _half_values(
+    n: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    if n == 6:
+        value_tile(6, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    elif n == 5:
+        value_tile(5, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     elif n == 4:
         value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     elif n == 3:
@@ -142,6 +142,36 @@ def _weighted(
         value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
     else:
         value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+
+
+@inner
+def _wide_values(
+    n: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    if n == 6:
+        value_tile(6, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    elif n == 5:
+        value_tile(5, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    elif n == 4:
+        value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    elif n == 3:
+        value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    elif n == 2:
+        value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+    else:
+        value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
+
+
+@inner
+def _weighted(
+    n: int, wide: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int,
+    out_stride: int,
+) -> None:  # fmt: skip
+    """16 dimensions of the weighted sum of `count` values, of which all n = 1..6 queries see low .. common."""
+    if wide:
+        _wide_values(n, weights, values, row_bytes, low, common, count, out, out_stride)
+    else:
+        _half_values(n, weights, values, row_bytes, low, common, count, out, out_stride)
 
 
 @inner
@@ -172,7 +202,7 @@ def _group(
     result_bytes = (size + 16) * 4
     t = first
     while t < tiles:
-        pair = n <= 2 and t + 1 < tiles
+        pair = n <= 3 and t + 1 < tiles
         _scores(n, pair, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
         t += 2 if pair else 1
     for i in range(n):
@@ -215,6 +245,14 @@ def _end(params: int, causal: int, window: int, query: int, total: int) -> int:
     return end
 
 
+@inner
+def _cache_split(turning: int, rows: int, head: int, start: int, thread: int, wide: int) -> None:
+    """Keys and values of one kv head that the run's rows add to the split at position `start`."""
+    position = load_i64(load_i64(turning + 96) + POSITION)
+    for row in range(max(0, start - position), min(rows, start + SPLIT - position)):
+        cache_head(turning, row, head, thread, wide)
+
+
 @functools.cache
 def _partial_job(wide: int) -> Kernel:
     item = 4 if wide else 2
@@ -240,7 +278,9 @@ def _partial_job(wide: int) -> Kernel:
         results = scores + _QUERIES * SPLIT * 4
         bounds = results + _QUERIES * (size + 16) * 4
         total = min(rows - block * ROW_BLOCK, ROW_BLOCK) * per_kv
-        scale = splat(load_f32(args + 88))
+        scale, turning = splat(load_f32(args + 88)), load_i64(args + 136)
+        if turning != 0:
+            _cache_split(turning, run_rows, head, start, thread, wide)
         result_bytes = (size + 16) * 4
         splits = load_i64(args + 96)
         for first in range(0, total, _QUERIES):
@@ -248,13 +288,14 @@ def _partial_job(wide: int) -> Kernel:
             seen = False
             for i in range(n):
                 row = block * ROW_BLOCK + (first + i) // per_kv
-                source = (
-                    load_i64(args)
-                    + row * load_i64(args + 8)
-                    + (head * per_kv + (first + i) % per_kv) * size * 4
-                )
+                query_head = head * per_kv + (first + i) % per_kv
+                target = queries + i * size * 4
+                source = load_i64(args) + row * load_i64(args + 8) + query_head * size * 4
+                if turning != 0:
+                    turn_query(turning, row + load_i64(args + 120), query_head, target)
+                    source = target
                 for d in range(0, size * 4, 64):
-                    store(queries + i * size * 4 + d, load(source + d) * scale)
+                    store(target + d, load(source + d) * scale)
                 low = max(_lowest(params, window, position + row) - start, 0)
                 count = min(SPLIT, _end(params, causal, window, position + row, run_rows) - start)
                 store_i64(bounds + 16 * i, low)
@@ -279,7 +320,7 @@ def _partial_job(wide: int) -> Kernel:
 
 @inner
 def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> None:
-    """Combine `used` partial results in order; `gate` (0: none) is size floats."""
+    """Combine `used` partial results in order; `gate` (0: none) is size floats. One alone has the weight 1."""
     result_bytes = (size + 16) * 4
     peak = load_f32(partial + 4 * size)
     for s in range(1, used):
@@ -291,10 +332,12 @@ def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> N
         total = weight * load_f32(at + 4) + total
     inverse = splat(_ONE / total)
     for d in range(0, 4 * size, 64):
-        value = splat(_ZERO)
-        for s in range(used):
-            at = partial + s * result_bytes
-            value = fma(exp(splat(load_f32(at + 4 * size) - peak)), load(at + d), value)
+        value = load(partial + d)
+        if used > 1:
+            value = splat(_ZERO)
+            for s in range(used):
+                at = partial + s * result_bytes
+                value = fma(exp(splat(load_f32(at + 4 * size) - peak)), load(at + d), value)
         value = value * inverse
         if gate != 0:
             value = value / (splat(_ONE) + exp(splat(_ZERO) - load(gate + d)))
@@ -354,9 +397,14 @@ def record(
     scratch = recorder.owner.shared_scratch(
         "attention threads", recorder.owner.threads * scratch_bytes
     )
+    # With few rows a chunk turns its own queries and keys: in a prologue each thread would do all of them, and write
+    # into the same lines as the others.
+    turn = recorder.take_prologue(rope_jobs(int(recorder.owner.wide_cache))[1])
+    turning = recorder.pin(np.array(turn.args, np.int64)) if turn else 0
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
         scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window, first_row, of_rows,
+        turning,
     )  # fmt: skip
     kernel = _partial_job(int(recorder.owner.wide_cache))
     count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS

@@ -134,34 +134,56 @@ def _value_row(target: int, position: int, size: int, source: int, wide: int) ->
 
 
 @inner
-def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
-    params = load_i64(args + 96)
-    heads, kv_heads, size = load_i64(args + 112), load_i64(args + 120), load_i64(args + 128)
-    rotated, paired, gated = load_i64(args + 136), load_i64(args + 144), load_i64(args + 152)
-    eps, q_norm, k_norm = load_f32(args + 160), load_i64(args + 168), load_i64(args + 176)
-    position = load_i64(params + POSITION) + row
-    table = load_i64(args + 80) + (position + load_i64(params + ROTATION)) * load_i64(args + 88)
-    source = load_i64(args) + row * load_i64(args + 8)
-    target = load_i64(args + 48) + row * load_i64(args + 56)
-    step = size * 4 * (2 if gated else 1)
-    for head in range(heads):
-        at = head * size * 4
-        _turn(source + head * step, q_norm, eps, table, size, rotated, paired, target + at)
+def turn_query(args: int, row: int, head: int, target: int) -> None:
+    """A query head of one row, to size floats at `target`."""
+    size = load_i64(args + 128)
+    step = size * 4 * (2 if load_i64(args + 152) else 1)
+    source = load_i64(args) + row * load_i64(args + 8) + head * step
+    _turn(
+        source, load_i64(args + 168), load_f32(args + 160), _table_row(args, row), size,
+        load_i64(args + 136), load_i64(args + 144), target,
+    )  # fmt: skip
+
+
+@inner
+def cache_head(args: int, row: int, head: int, thread: int, wide: int) -> None:
+    """Key and value of one row and kv head, to the cache."""
+    params, size = load_i64(args + 96), load_i64(args + 128)
     plane = load_i64(params + HEAD_BYTES)
-    first = load_i64(args + 104) * kv_heads * plane
-    keys, values = load_i64(params + KEYS) + first, load_i64(params + VALUES) + first
-    k = load_i64(args + 16) + row * load_i64(args + 24)
-    v = load_i64(args + 32) + row * load_i64(args + 40)
+    first = (load_i64(args + 104) * load_i64(args + 120) + head) * plane
+    position = load_i64(params + POSITION) + row
+    k = load_i64(args + 16) + row * load_i64(args + 24) + head * size * 4
+    v = load_i64(args + 32) + row * load_i64(args + 40) + head * size * 4
     turned = load_i64(args + 184) + thread * size * 4
-    for head in range(kv_heads):
-        at = head * size * 4
-        _turn(k + at, k_norm, eps, table, size, rotated, paired, turned)
-        _key_row(keys + head * plane, position, size, turned, wide)
-        _value_row(values + head * plane, position, size, v + at, wide)
+    _turn(
+        k, load_i64(args + 176), load_f32(args + 160), _table_row(args, row), size,
+        load_i64(args + 136), load_i64(args + 144), turned,
+    )  # fmt: skip
+    _key_row(load_i64(params + KEYS) + first, position, size, turned, wide)
+    _value_row(load_i64(params + VALUES) + first, position, size, v, wide)
+
+
+@inner
+def _table_row(args: int, row: int) -> int:
+    params = load_i64(args + 96)
+    position = load_i64(params + POSITION) + row + load_i64(params + ROTATION)
+    return load_i64(args + 80) + position * load_i64(args + 88)
+
+
+@inner
+def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
+    size = load_i64(args + 128)
+    target = load_i64(args + 48) + row * load_i64(args + 56)
+    for head in range(load_i64(args + 112)):
+        turn_query(args, row, head, target + head * size * 4)
+    for head in range(load_i64(args + 120)):
+        cache_head(args, row, head, thread, wide)
 
 
 @functools.cache
-def _jobs(wide: int) -> tuple[Kernel, Kernel]:
+def rope_jobs(wide: int) -> tuple[Kernel, Kernel]:
+    """For one row a chunk, and for all of them at once; `attention` does the latter's work where it comes next."""
+
     @job
     def rope_one(args, row, thread):  # type: ignore[no-untyped-def]
         _rope_row(args, row, thread, wide)
@@ -196,7 +218,7 @@ def record(
     q_norm: Buffer | None, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, q, k, v, shape, table, params, out, q_norm, k_norm, shape.heads)
-    one, every = _jobs(int(recorder.owner.wide_cache))
+    one, every = rope_jobs(int(recorder.owner.wide_cache))
     if recorder.prefers_prologue:
         recorder.prologue(Job(every, args, 1))
     else:
@@ -207,5 +229,5 @@ def record_cache(
     recorder: CpuRecorder, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, k, k, v, shape, table, params, k, None, k_norm, 0)
-    one, _ = _jobs(int(recorder.owner.wide_cache))
+    one, _ = rope_jobs(int(recorder.owner.wide_cache))
     recorder.phase([Job(one, args, recorder.rows)])
