@@ -10,7 +10,7 @@ MODEL  ?= smollm2
 PROMPT ?= Why is the sky blue? Answer in three sentences.
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo chat bench test check check-gpu format lint types tests options-doc setup clean
+.PHONY: help run demo chat bench test check check-gpu check-gpu-tests check-gpu-memory check-gpu-races format lint types tests options-doc setup clean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -50,13 +50,38 @@ types: $(READY)
 tests: $(READY)
 	$(BIN)/pytest -q
 
-# Kernels at their shapes, whole models, then the tests of speculation on the device; last a memory checker, if it is there.
-check-gpu: export GOLDEN_DEVICE := cuda
-check-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels -k triton tests/models/test_cuda_target.py tests/models/test_cuda_repeats.py
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/dflash/test_lossless_matrix.py tests/dflash/test_lossless_requests.py tests/dflash/test_known_faults.py
-	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: memory was not checked"; exit 69; }
-	PYTHONPATH=src compute-sanitizer --tool memcheck --error-exitcode 9 $(PYTHON) -m pytest -q tests/models/test_cuda_target.py -k "commit and tiny256"
+# On the GPU: whole models, the bits of speculation and kernels, small and at real shapes; then its checkers of memory
+# and of races on the first cases of each kernel. Side by side where pytest-xdist is installed.
+GPU_PATH  = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}"
+GPU_TESTS = tests/models/test_cuda_*.py tests/dflash/test_lossless_matrix.py tests/dflash/test_lossless_requests.py \
+            tests/dflash/test_cuts_lossless.py tests/dflash/test_known_faults.py tests/kernels/test_triton_*.py
+CHECKED   = attention delta_net embed experts linear norms recurrent rope
+SANITIZER = $(GPU_PATH) compute-sanitizer --target-processes application-only --error-exitcode 9
+SANITIZED = $(PYTHON) -m pytest -q -p no:cacheprovider --timeout 300
+
+check-gpu: check-gpu-tests check-gpu-memory check-gpu-races
+
+check-gpu-tests: export GOLDEN_DEVICE := cuda
+check-gpu-tests:
+	$(GPU_PATH) $(PYTHON) -m pytest -q --timeout 300 \
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 16 --dist loadgroup) $(GPU_TESTS)
+
+check-gpu-memory: SIDE_BY_SIDE = memory-model $(CHECKED:%=memory-%)
+check-gpu-races: SIDE_BY_SIDE = $(CHECKED:%=races-%)
+check-gpu-memory check-gpu-races:
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: $@ was not run"; exit 69; }
+	@$(MAKE) --no-print-directory --jobs=8 --keep-going --output-sync=target $(SIDE_BY_SIDE)
+
+# Every tensor is an allocation of its own there, so that a step outside is seen.
+memory-%: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
+memory-%:
+	$(SANITIZER) --tool memcheck $(SANITIZED) --cases 2 tests/kernels/test_triton_$*.py
+
+memory-model:
+	$(SANITIZER) --tool memcheck $(SANITIZED) tests/models/test_cuda_target.py -k "commit and moe and tiny256"
+
+races-%:
+	$(SANITIZER) --tool racecheck $(SANITIZED) --cases 1 tests/kernels/test_triton_$*.py
 
 options-doc: $(READY)
 	$(BIN)/sparkinfer options --markdown > docs/options.md.new

@@ -19,7 +19,7 @@ class Golden:
     """A tiny model, plain and speculative."""
 
     def __init__(self, name: str) -> None:
-        self.target = golden_models.target(name)
+        self.target = golden_models.target(name, any_split=True)
         self.tokenizer = Tokenizer.from_gguf(self.target.file)
         self.engine = plain_engine(self.target, self.tokenizer)
 

@@ -24,30 +24,55 @@ MODELS = (
 )
 ACTIVATIONS: tuple[Literal["int8", "f32"], ...] = ("int8", "f32")
 CONTEXT = 640
-DEVICE = os.environ.get("GOLDEN_DEVICE", "cpu")  # `make check-gpu` runs some of these tests on it
+DEVICE = os.environ.get(
+    "GOLDEN_DEVICE", "cpu"
+)  # `make check-gpu` says cuda; "interpreter" is its kernels without a GPU
 # Tile of 16 positions, chunk of 64 rows, split of 256 positions: one before, on and after each edge.
 EDGES = (0, 1, 15, 16, 17, 63, 64, 65, 240, 255, 256, 257, 500, 511, 512, 513)
 
 
-@functools.cache
 def target(
     name: str,
     activations: str = "int8",
     threads: int = 2,
     isa: str = "auto",
     context: int = CONTEXT,
+    *,
+    any_split: bool = False,
 ) -> Target:
-    """A loaded golden model; the same object for the same arguments."""
+    """A loaded golden model; the same object for the same arguments.
+
+    `any_split`: on a device too a prompt's bits do not depend on the runs it is split into, as they do not on the CPU.
+    There runs of more than 16 rows have kernels of their own, so prompts then go by 16 rows at most.
+    """
+    return _target(name, activations, threads, isa, context, any_split and DEVICE != "cpu")
+
+
+@functools.cache
+def _target(
+    name: str, activations: str, threads: int, isa: str, context: int, short_runs: bool
+) -> Target:
     loaded = load_target(
         FOLDER / f"{name}.gguf",
         context=context,
         threads=threads,
         activations=activations,  # type: ignore[arg-type]
         isa=isa,
-        device=DEVICE,
+        device="cpu" if DEVICE == "cpu" else None,
+        backend=None if DEVICE == "cpu" else device_backend(activations, short_runs),
     )
     atexit.register(loaded.close)
     return loaded
+
+
+def device_backend(activations: str, short_runs: bool) -> Any:
+    from sparkinfer.backend.cuda import EXACT_ROWS, CudaBackend
+
+    device = "cpu" if DEVICE == "interpreter" else DEVICE
+    backend = CudaBackend(device, wide_cache=activations == "f32")
+    if short_runs:
+        backend.chunk = EXACT_ROWS
+    return backend
 
 
 def on_host(array: Any) -> NDArray[np.float32]:

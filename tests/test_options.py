@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparkinfer.options as module
@@ -53,6 +53,19 @@ def test_what_is_wrong_in_the_environment_is_named(environ: dict[str, str], expe
     assert expected in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [("cuda", True), ("cuda:0", True), ("cuda:12", True), ("cuda:", False), ("cuda:N", False), ("cuda:-1", False),
+     ("cuda:²", False), ("cuda:1000", False), ("gpu", False), ("cuda1", False)],
+)  # fmt: skip
+def test_a_gpu_is_chosen_by_its_number(text: str, fits: bool) -> None:
+    if fits:
+        assert resolve({}, {"SPARKINFER_DEVICE": text}).text("device") == text
+        return
+    with pytest.raises(OptionError, match=r"expected auto \| cpu \| cuda \| cuda:N"):
+        resolve({}, {"SPARKINFER_DEVICE": text})
+
+
 def test_a_bad_flag_is_named_by_its_flag() -> None:
     with pytest.raises(OptionError, match="--threads=999 is not accepted"):
         resolve({"threads": "999"}, {})
@@ -63,6 +76,7 @@ def test_words_for_on(word: str) -> None:
     assert resolve({}, {"SPARKINFER_DEBUG": word}).boolean("debug") is True
 
 
+@settings(deadline=None)  # a busy machine
 @given(st.text(max_size=12))
 def test_any_text_is_a_value_or_an_option_error(text: str) -> None:
     for option in OPTIONS:

@@ -51,7 +51,7 @@ class Option:
 
     @property
     def accepted(self) -> str:
-        """What a value may be, in words."""
+        """What a value may be, in words; a choice that ends in N stands for any number there."""
         if self.choices:
             return " | ".join(self.choices)
         if self.bounds:
@@ -105,8 +105,8 @@ OPTIONS: tuple[Option, ...] = (
         str,
         "auto",
         ("--device",),
-        "Where models run; auto takes the NVIDIA GPU where one can be used, else the CPU.",
-        choices=("auto", "cpu", "cuda"),
+        "Where models run; auto takes the NVIDIA GPU where one can be used, else the CPU. cuda is the first GPU.",
+        choices=("auto", "cpu", "cuda", "cuda:N"),
     ),
     Option(
         "draft",
@@ -293,12 +293,19 @@ def _checked(option: Option, value: Value, source: str) -> Value:
     parsed = _parsed(option, value)
     fits = parsed is not None
     if fits and option.choices:
-        fits = parsed in option.choices
+        fits = any(_is_choice(str(parsed), choice) for choice in option.choices)
     if fits and option.bounds and isinstance(parsed, int):
         fits = option.bounds[0] <= parsed <= option.bounds[1]
     if not fits:
         raise OptionError(f"{source}={value} is not accepted; expected {option.accepted}")
     return parsed
+
+
+def _is_choice(text: str, choice: str) -> bool:
+    head, number = choice.removesuffix("N"), text.removeprefix(choice.removesuffix("N"))
+    if head == choice:
+        return text == choice
+    return text.startswith(head) and number.isascii() and number.isdigit() and len(number) < 4
 
 
 def _parsed(option: Option, value: Value) -> Value:

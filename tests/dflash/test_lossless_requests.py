@@ -35,7 +35,7 @@ class Session:
 
     def __init__(self, name: str, seed: int, activations: str = "int8") -> None:
         self.rng = np.random.default_rng(seed)
-        self.target = golden_models.target(name, activations)
+        self.target = golden_models.target(name, activations, any_split=True)
         self.tokenizer = Tokenizer.from_gguf(self.target.file)
         self.fresh = plain_engine(self.target, self.tokenizer)
         self.plain = plain_engine(self.target, self.tokenizer)
@@ -232,7 +232,7 @@ def test_the_context_is_filled_to_its_last_token(name, depth):
 @pytest.mark.parametrize("name", ["qwen3-tiny-Q8_0", "qwen35moe-tiny-F32"])
 def test_no_policy_changes_an_output(name, policy):
     """The planner's choices hang on a clock; outputs do not. Good, bad and changing drafts in turn."""
-    target = golden_models.target(name)
+    target = golden_models.target(name, any_split=True)
     tokenizer = Tokenizer.from_gguf(target.file)
     plain = plain_engine(target, tokenizer)
     draft = draft_for("oracle", target, tokenizer, [], 0)

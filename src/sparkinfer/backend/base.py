@@ -139,6 +139,9 @@ class Backend(Memory, Protocol):
     def memory(self) -> int:
         """Bytes that are free for weights and state."""
 
+    def taken(self) -> int:
+        """Bytes of a device that this process's weights and buffers take; only where the backend is not `on_host`."""
+
     def buffer(self, rows: int, width: int, dtype: Any = ..., *, private: bool = ...) -> Buffer:
         """Zeroed memory of rows x width; one copy per thread when `private`."""
 

@@ -13,20 +13,21 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 def choose_backend(
     device: str, *, isa: str, threads: int, cache_dir: Path, wide_cache: bool
 ) -> tuple[Backend, str]:
-    """The backend for `device` (auto, cpu or cuda), and why it was taken.
+    """The backend for `device` (auto, cpu, cuda or cuda:N), and why it was taken.
 
-    Raises DeviceError where "cuda" is asked for and cannot be had.
+    Raises DeviceError where a GPU is asked for and cannot be had.
     """
-    missing = why_no_gpu()
-    if device == "cuda" and missing:
-        raise DeviceError(f"device cuda is not usable here: {missing}; device cpu is")
+    missing = "" if device == "cpu" else why_no_gpu(device)
+    if device.startswith("cuda") and missing:
+        raise DeviceError(f"device {device} is not usable here: {missing}; device cpu is")
     if device == "cpu" or missing:
         reason = "as asked" if device == "cpu" else missing
         return _cpu(isa, threads, cache_dir, wide_cache), reason
     from sparkinfer.backend.cuda import CudaBackend
 
-    reason = "as asked" if device == "cuda" else "a GPU is here"
-    return cast(Backend, CudaBackend("cuda", wide_cache=wide_cache)), reason
+    reason = "a GPU is here" if device == "auto" else "as asked"
+    name = "cuda" if device == "auto" else device
+    return cast(Backend, CudaBackend(name, wide_cache=wide_cache)), reason
 
 
 def _cpu(isa: str, threads: int, cache_dir: Path, wide_cache: bool) -> Backend:
@@ -39,8 +40,10 @@ def _cpu(isa: str, threads: int, cache_dir: Path, wide_cache: bool) -> Backend:
     return cast(Backend, CpuBackend(choose_isa(isa), threads, wide_cache=wide_cache))
 
 
-def why_no_gpu() -> str:
-    """What stands between this process and a GPU; empty when nothing does. torch is only imported beside a driver."""
+def why_no_gpu(device: str = "cuda") -> str:
+    """What stands between this process and a GPU (cuda:N: that one); empty when nothing does. torch is only imported
+    beside a driver.
+    """
     if not _DRIVER.exists() and not Path("/dev/nvidiactl").exists():
         return "no NVIDIA driver is running"
     for name in ("torch", "triton"):
@@ -48,4 +51,4 @@ def why_no_gpu() -> str:
             return f"{name} is not installed (the extra 'cuda' brings it)"
     from sparkinfer.backend.cuda import usable
 
-    return usable()
+    return usable(int(device.partition(":")[2] or 0))

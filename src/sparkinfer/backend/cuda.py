@@ -32,11 +32,12 @@ _DTYPES = {
 }
 
 
-def usable() -> str:
-    """Why torch has no GPU here; empty when it has."""
-    if torch.cuda.is_available():
-        return ""
-    return f"torch {torch.__version__} finds no CUDA device"
+def usable(number: int = 0) -> str:
+    """Why torch has no GPU of this number here; empty when it has."""
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no CUDA device"
+    count = torch.cuda.device_count()
+    return "" if number < count else f"there is no GPU {number}: torch finds {count}, numbered from 0"
 
 
 def q8_views(q8: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,6 +112,7 @@ class CudaTape:
 
     def prepare(self) -> None:
         """Compile what is not compiled yet and capture the graph. Nothing is executed."""
+        self._backend.enter()
         if not self._compiled:
             self._backend.compile([step for step in self.steps if isinstance(step, Launch)])
             self._compiled = True
@@ -243,7 +245,7 @@ class CudaBackend:
                 raise UnsupportedError("no CUDA device is available to torch")
             torch.cuda.set_device(self.device)
             self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self.side_stream = torch.cuda.Stream()
+            self.side_stream = torch.cuda.Stream(self.device)
             self.overlaps = torch.cuda.get_device_capability(self.device) >= (9, 0)
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[int, torch.Tensor] = {}
@@ -270,10 +272,18 @@ class CudaBackend:
             "kernels": kernels,
         }
 
+    def enter(self) -> None:
+        """Let this thread's launches go to this GPU: a new thread's go to the first one."""
+        if self.device.index:
+            torch.cuda.set_device(self.device)
+
     def memory(self) -> int:
         if self.interpreted:
             return available_memory()
         return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def taken(self) -> int:
+        return 0 if self.interpreted else int(torch.cuda.memory_allocated(self.device))
 
     # ---- memory
 
@@ -380,7 +390,7 @@ class CudaBackend:
     def wait(self) -> None:
         """Return when everything that was started is done; staging memory may be read and written then."""
         if not self.interpreted:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         """Let go of graphs' shared memory. Idempotent."""

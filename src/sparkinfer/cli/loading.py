@@ -64,7 +64,8 @@ def announce_compiling(options: Options) -> None:
     """
     from sparkinfer.backend.choose import why_no_gpu
 
-    if options.text("device") != "cpu" and not why_no_gpu():
+    device = options.text("device")
+    if device != "cpu" and not why_no_gpu(device):
         return
     from sparkinfer.backend.compiled import cache_folder, set_cache_root
 

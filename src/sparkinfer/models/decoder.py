@@ -18,6 +18,7 @@ from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.intake import Intake
 from sparkinfer.models.layers import Run
+from sparkinfer.models.memory import LOGIT_ROWS
 from sparkinfer.models.readout import Readout
 from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
@@ -27,7 +28,6 @@ Rows = Literal["last", "all", "none"]
 Logits = Any  # float32 [rows, n_vocab], or LazyRows where logits stay on a device
 Progress = Callable[[int, int], None]
 LoadProgress = Callable[[str, int, int], None]
-LOGIT_ROWS = 64  # most rows of a run that gives logits for all of them
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ class Target:
                 result: Logits = self._run(state, tokens, rows, advance=False)
                 state.hold(tokens)
                 return result
-            chunks = self._chunks(tokens, LOGIT_ROWS if rows == "all" else self.backend.chunk)
+            most = min(LOGIT_ROWS, self.backend.chunk) if rows == "all" else self.backend.chunk
+            chunks = self._chunks(tokens, most)
             parts: list[Logits] = []
             for index, chunk in enumerate(chunks):
                 wanted = "none" if rows == "last" and index + 1 < len(chunks) else rows

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend
 from sparkinfer.backend.choose import choose_backend
-from sparkinfer.errors import MemoryLimitError, RequestError, ShapeError, UnsupportedError
+from sparkinfer.errors import RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
 from sparkinfer.kernels.rope.reference import angles, factors
 from sparkinfer.models.build import Architecture, recurrent_shape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig, read_config
 from sparkinfer.models.decoder import Network, Target
+from sparkinfer.models.memory import check_memory, plan_memory
 from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
@@ -85,7 +86,8 @@ def load_target(
         )
     weights = Weights(file, backend, exact, progress)
     try:
-        _check_memory(file, shape, size, exact, backend)
+        memory = plan_memory(file, config, shape, size, exact, backend)
+        check_memory(memory, file.path.name, size, backend)
         network = _build(weights, config, architecture, size)
     except BaseException:
         backend.close()
@@ -95,6 +97,9 @@ def load_target(
     per_token = _bytes_per_token(weights, config)
     target = Target(file, config, backend, network, shape, size, plan, per_token)
     target.warm_up(_first_widths(backend), progress)
+    plan["memory_bytes"] = memory.to_dict()
+    if not backend.on_host:  # before a sequence adds its cache and state
+        plan["memory_bytes"]["taken"] = backend.taken()
     return target
 
 
@@ -102,7 +107,8 @@ def _first_widths(backend: Backend) -> list[int]:
     """Runs to prepare at load. On a GPU every width of a window, and prompts short and long: nothing compiles later."""
     if backend.on_host:
         return [1, backend.chunk]
-    return [*range(1, MAX_WIDTH + 1), 2 * MAX_WIDTH, 8 * MAX_WIDTH, backend.chunk]
+    wide = (2 * MAX_WIDTH, 8 * MAX_WIDTH, backend.chunk)
+    return [*range(1, MAX_WIDTH + 1), *(rows for rows in wide if MAX_WIDTH < rows <= backend.chunk)]
 
 
 def _refuse_unused(file: GGUFFile, expected: Mapping[str, Shape], config: ModelConfig) -> None:
@@ -188,20 +194,6 @@ def _context(config: ModelConfig, wanted: int | None) -> int:
             f"context {wanted} is larger than the {config.context_length} the model was made for"
         )
     return wanted
-
-
-def _check_memory(
-    file: GGUFFile, shape: StateShape, context: int, exact: bool, backend: Backend
-) -> None:
-    """Refuse before loading what cannot fit."""
-    weights = sum(info.n_values * 4 if exact else info.n_bytes for info in file.tensors.values())
-    needed = int(weights * 1.1) + shape.n_bytes(context)
-    available = backend.memory()
-    if needed > available:
-        raise MemoryLimitError(
-            f"{file.path.name} needs about {needed / 2**30:.1f} GiB (weights {weights / 2**30:.1f}, context {context}: "
-            f"{shape.n_bytes(context) / 2**30:.1f}), {available / 2**30:.1f} GiB are available; try a smaller -c"
-        )
 
 
 def _bytes_per_token(weights: Weights, config: ModelConfig) -> int:

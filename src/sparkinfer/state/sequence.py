@@ -17,7 +17,7 @@ from sparkinfer.state.kv_cache import KvCache, KvShape
 from sparkinfer.state.recurrent import RecurrentState
 
 _SERIAL = itertools.count()
-_MARKS = 3  # copies of the recurrent state kept for rewinds
+MARKS = 3  # copies of the recurrent state kept for rewinds
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Sequence:
         ):
             return
         kept = [m for m in self._marks if self._holds(m)]
-        self._marks = [*kept[-(_MARKS - 1) :], self.snapshot()]
+        self._marks = [*kept[-(MARKS - 1) :], self.snapshot()]
 
     def _mend(self) -> None:
         if self._torn:

@@ -94,6 +94,7 @@ def pack_blocks(
         raise ShapeError(
             f"{format_name} rows have a multiple of {spec.block_size} columns, not {inputs}"
         )
+    backend.enter()  # loading threads come here
     shell = TritonWeight(format_name, outputs, inputs, torch.empty(0), experts)
     raw = upload(blocks, backend.device).reshape(experts * outputs, -1)
     widths = plane_widths(form, shell.groups)
