@@ -17,7 +17,12 @@ _UNBOUNDED = 10**9  # steps of a run that ends by the clock
 def command(
     *,
     model: Annotated[
-        str, typer.Option("-m", "--model", help="The target: a file, a known name or hf:user/repo.")
+        str,
+        typer.Option(
+            "-m",
+            "--model",
+            help="The target: a file, a folder of safetensors, a known name or hf:user/repo.",
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A folder; a run that stopped goes on from it.")

@@ -1,9 +1,9 @@
-"""What a GGUF file says about a model's shape."""
+"""What a model's file says about its shape, under GGUF's keys."""
 
 from dataclasses import dataclass
 
 from sparkinfer.errors import ShapeError, UnsupportedError
-from sparkinfer.gguf import GGUFFile
+from sparkinfer.gguf import ModelFile
 
 MAX_WIDTH = 16  # rows of the widest verify window
 
@@ -62,7 +62,7 @@ class ModelConfig:
     moe: MoeConfig | None = None
 
 
-def read_config(file: GGUFFile) -> ModelConfig:
+def read_config(file: ModelFile) -> ModelConfig:
     """Read the metadata of any supported architecture.
 
     Raises GGUFError for a missing or mistyped key, ShapeError for values that contradict each other.
@@ -112,7 +112,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     return config
 
 
-def _recurrent_layers(file: GGUFFile, arch: str, n_layers: int) -> tuple[bool, ...]:
+def _recurrent_layers(file: ModelFile, arch: str, n_layers: int) -> tuple[bool, ...]:
     listed = file.get(f"{arch}.attention.recurrent_layers", list)
     if listed is not None:
         if len(listed) < n_layers:
@@ -161,7 +161,7 @@ def _moe(integer) -> MoeConfig:  # type: ignore[no-untyped-def]
     return moe
 
 
-def _check(config: ModelConfig, file: GGUFFile) -> None:
+def _check(config: ModelConfig, file: ModelFile) -> None:
     if config.heads % config.kv_heads:
         raise ShapeError(f"{config.heads} heads are no multiple of {config.kv_heads} kv heads")
     if config.rotated > config.head_size or config.rotated % 2:

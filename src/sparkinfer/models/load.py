@@ -67,7 +67,7 @@ def load_target(
     file = source if isinstance(source, GGUFFile) else open_gguf(source)
     architecture = ARCHITECTURES.get(file.architecture)
     config = read_config(file)
-    expected = _expected(config, architecture)
+    expected = expected_tensors(config)
     check_tensors(file, expected, optional=("output.weight",))
     _refuse_unused(file, expected, config)
     exact = options.text("activations") == "f32"
@@ -132,7 +132,9 @@ def _layer(name: str) -> int:
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
-def _expected(config: ModelConfig, architecture: Architecture) -> Mapping[str, Shape]:
+def expected_tensors(config: ModelConfig) -> Mapping[str, Shape]:
+    """Names of all tensors and their GGUF shapes. Raises UnsupportedError for an unknown architecture."""
+    architecture = ARCHITECTURES.get(config.architecture)
     embedding = (config.n_embd, config.n_vocab)
     shapes: dict[str, Shape] = {
         "token_embd.weight": embedding,

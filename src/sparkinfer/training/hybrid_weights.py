@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparkinfer.errors import GGUFError
-from sparkinfer.gguf import GGUFFile
+from sparkinfer.gguf import ModelFile
 from sparkinfer.models.config import ModelConfig, MoeConfig, read_config
 from sparkinfer.training.hybrid import GatedAttention, GatedDeltaNet, HybridLayer, HybridModel
 from sparkinfer.training.moe import DenseFeedForward, Experts
@@ -44,7 +44,7 @@ def _assemble(config: ModelConfig, make: Make, tied: bool) -> HybridModel:
     return HybridModel(config, top, layers)
 
 
-def load_hybrid(file: GGUFFile, device: str | torch.device, dtype: torch.dtype) -> HybridModel:
+def load_hybrid(file: ModelFile, device: str | torch.device, dtype: torch.dtype) -> HybridModel:
     """Read a model of the qwen35 or qwen35moe kind: matrices as `dtype`, what decides and all vectors as float32.
 
     Raises GGUFError for a missing tensor or a decay that grows, UnsupportedError for a format without a decoder.

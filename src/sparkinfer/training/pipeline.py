@@ -16,7 +16,6 @@ from torch import Tensor
 
 from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import DeviceError, RequestError
-from sparkinfer.gguf import open_gguf
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
@@ -24,6 +23,7 @@ from sparkinfer.training.corpus import Batches, Corpus, write_conversations
 from sparkinfer.training.draft import DraftModel, start_from_target
 from sparkinfer.training.evaluate import Acceptance, HeldOut
 from sparkinfer.training.export import read_folder, write_draft_gguf, write_folder
+from sparkinfer.training.folder import open_model
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
 from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
 from sparkinfer.training.target import TorchTarget, load_torch_target
@@ -87,7 +87,7 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
         say, progress = (lambda _text: None), (lambda _label, _done, _total: None)
     job.output.mkdir(parents=True, exist_ok=True)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with open_gguf(job.model) as file:
+    with open_model(job.model) as file:
         tokenizer = Tokenizer.from_gguf(file)
         template = ChatTemplate.from_gguf(file, tokenizer)
         try:
@@ -174,7 +174,7 @@ def export(job: Job, draft: DraftModel, ids: Tensor | None, record: dict[str, An
         draft.shape,
         arrays,
         matrices=job.quantisation,
-        name=f"{job.model.stem} DFlash",
+        name=f"{job.model.name.removesuffix('.gguf')} DFlash",
     )
     (job.output / "training.json").write_text(json.dumps(record, indent=1) + "\n")
 

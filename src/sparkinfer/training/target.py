@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkinfer.errors import UnsupportedError
-from sparkinfer.gguf import GGUFFile
+from sparkinfer.gguf import ModelFile
 from sparkinfer.models.config import ModelConfig, read_config
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
@@ -178,7 +178,7 @@ class TorchTarget(nn.Module):
 
 
 def load_torch_target(
-    file: GGUFFile, device: str | torch.device, dtype: torch.dtype
+    file: ModelFile, device: str | torch.device, dtype: torch.dtype
 ) -> TorchTarget:
     """Read a target. Raises UnsupportedError for a kind that is not supported."""
     from sparkinfer.training import hybrid, hybrid_weights  # these build on this module
@@ -211,7 +211,7 @@ def load_torch_target(
 class WeightReader:
     """Tensors of a file as torch tensors, in row-major order."""
 
-    def __init__(self, file: GGUFFile, device: str | torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, file: ModelFile, device: str | torch.device, dtype: torch.dtype) -> None:
         self.file, self.device, self.dtype = file, device, dtype
 
     def __call__(self, name: str) -> Tensor:
