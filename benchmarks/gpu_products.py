@@ -1,10 +1,10 @@
 """Time the GPU's matrix products, norms and expert kernels at the shapes of real models, and check them first.
 
-    python benchmarks/gpu_products.py [check] [time] [sweep] [wide] [--out FILE]
+    python benchmarks/gpu_products.py [check] [time] [wide] [--out FILE]
 
 check: every packed form against float64, and each row of a window bit by bit against that row alone.
 time: microseconds a call by graph replays, weights rotated through more than the L2 cache, TB/s and the share of what
-a plain read reaches. sweep: other tiles for the same products. wide: the forms for prefill, with TFLOP/s.
+a plain read reaches. wide: the forms for prefill, with TFLOP/s.
 """
 
 import argparse
@@ -26,9 +26,7 @@ from kernel_machine import random_blocks, random_rows
 from sparkinfer.backend.cuda import CudaBackend, CudaRecorder
 from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
 from sparkinfer.kernels.gated_linear import gated_linear
-from sparkinfer.kernels.gated_linear import triton_impl as gated_impl
 from sparkinfer.kernels.linear import linear, pack_weight
-from sparkinfer.kernels.linear import triton_impl as linear_impl
 from sparkinfer.kernels.linear.reference import quantised_rows
 from sparkinfer.kernels.linear.triton_pack import TritonWeight, plane_widths
 from sparkinfer.kernels.quantise import quantise
@@ -166,7 +164,8 @@ def product_case(
     x = bench.activation(rows, k, quantised=FORMS[kind].quantised)
     out = [bench.buffer(rows, w.padded_outputs) for w in weights[0]]
     flops = 2.0 * sum(outputs) * k
-    return Case(name, n_bytes, copies, lambda r, c: linear(r, x, weights[c], out), flops)
+    add = " out" in name or " down" in name  # to the residual stream
+    return Case(name, n_bytes, copies, lambda r, c: linear(r, x, weights[c], out, add=add), flops)
 
 
 def gated_case(bench: Bench, name: str, kind: str, n: int, k: int, rows: int) -> Case:
@@ -380,95 +379,6 @@ def time_all(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
-# ---- sweep
-
-
-def sweep(bench: Bench) -> list[dict[str, Any]]:
-    """Outputs a program and warps, for one and six rows. Each product keeps its own best in the closing lines."""
-    found, usual = [], linear_impl.choose_tile
-    shapes = [p for p in PRODUCTS if p[0] in SWEPT]
-    for name, kind, outputs, k in shapes:
-        base = usual(FORMS[kind], k // FORMS[kind].group, sum(outputs), bench.backend.sms)
-        tiles = [
-            replace(base, outputs=b, warps=w, groups=g, lanes=g, chunks=-(-(k // FORMS[kind].group) // g))
-            for g in {base.groups, 64, 128}
-            for w in (1, 2, 4)
-            for b in (1, 2, 4, 8)
-            if g >= 32 * w and (k // FORMS[kind].group) % g == 0
-            and 4 <= b * k // FORMS[kind].group * FORMS[kind].main_words // (32 * w) <= 64
-        ]  # fmt: skip
-        for rows in (1, 6):
-            case = product_case(bench, f"{name} {kind}", kind, outputs, k, rows)
-            launches = []
-            for tile in tiles:
-                linear_impl.choose_tile = lambda *_, tile=tile, **__: tile
-                recorder = bench.backend.recorder(rows)
-                case.record(recorder, 0)
-                launches += recorder.steps
-            bench.backend.compile(launches)
-            best = []
-            for tile in tiles:
-                linear_impl.choose_tile = lambda *_, tile=tile, **__: tile
-                us = bench.microseconds(case, rows, 5)
-                note = f"B{tile.outputs} G{tile.groups}x{tile.chunks} w{tile.warps}"
-                best.append((us, note))
-                found.append({"sweep": case.name, "rows": rows, "us": us, "tile": note})
-            linear_impl.choose_tile = usual
-            best.sort()
-            print(
-                f"{case.name} rows {rows}: " + ", ".join(f"{n} {u:.2f}" for u, n in best[:5]),
-                flush=True,
-            )
-            del case
-            torch.cuda.empty_cache()
-    found += sweep_pairs(bench)
-    return found
-
-
-SWEPT = {
-    "35b gdn in", "35b mixer out", "35b router", "35b head", "9b gdn in", "9b mixer out", "9b ffn down",
-}  # fmt: skip
-
-
-def sweep_pairs(bench: Bench) -> list[dict[str, Any]]:
-    """Outputs a program of the gated products and the experts."""
-    from sparkinfer.kernels.experts import triton_impl as experts_impl
-
-    found, usual, usual_out = [], gated_impl.paired_tiles, experts_impl.choose_tile
-    for rows in (1, 6):
-        cases = [gated_case(bench, f"{n} {kind}", kind, w, k, rows) for n, kind, w, k in GATED]
-        cases += [case for case in expert_cases(bench, rows) if "experts" in case.name]
-        for case in cases:
-            best = []
-            for outputs in (1, 2, 4, 8):
-
-                def pair(*args: Any, outputs: int = outputs, **_: Any) -> Any:
-                    return tuple(replace(t, outputs=outputs) for t in usual(*args))
-
-                def single(*args: Any, outputs: int = outputs, **_: Any) -> Any:
-                    return replace(usual_out(*args), outputs=outputs)
-
-                gated_impl.paired_tiles = experts_impl.paired_tiles = pair
-                experts_impl.choose_tile = single
-                try:
-                    us = bench.microseconds(case, rows, 5)
-                except Exception as error:
-                    print(case.name, outputs, str(error)[:80])
-                    continue
-                best.append((us, f"B{outputs}"))
-                found.append({"sweep": case.name, "rows": rows, "us": us, "tile": f"B{outputs}"})
-            best.sort()
-            print(
-                f"{case.name} rows {rows}: " + ", ".join(f"{n} {u:.2f}" for u, n in best),
-                flush=True,
-            )
-        gated_impl.paired_tiles = experts_impl.paired_tiles = usual
-        experts_impl.choose_tile = usual_out
-        del cases
-        torch.cuda.empty_cache()
-    return found
-
-
 # ---- wide
 
 
@@ -493,11 +403,11 @@ def wide(bench: Bench) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["check", "time", "sweep"])
+    parser.add_argument("parts", nargs="*", default=["check", "time"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     bench = Bench()
-    parts = {"check": check, "time": time_all, "sweep": sweep, "wide": wide}
+    parts = {"check": check, "time": time_all, "wide": wide}
     for part in options.parts:
         print(f"# {part}", flush=True)
         records = parts[part](bench)
