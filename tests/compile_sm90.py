@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import triton
+from sass import unset_uniforms
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 
@@ -65,7 +66,9 @@ def activation(rows: int, width: int, *, quantised: bool = True) -> Activation:
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """Registers, spill stores' bytes on the stack and shared memory of the machine code, as cuobjdump tells."""
+    """Registers, spill stores' bytes on the stack and shared memory of the machine code, as cuobjdump tells; UNSET is
+    the number of instructions that read what nothing wrote.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -73,8 +76,11 @@ def resources(compiled: Any) -> dict[str, int]:
             [TOOLS / "cuobjdump", "--dump-resource-usage", file.name],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
+        sass = subprocess.run(
+            [TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", out)}
-    return {**found, "SHARED": compiled.metadata.shared}
+    return {**found, "SHARED": compiled.metadata.shared, "UNSET": len(unset_uniforms(sass))}
 
 
 def compile_all(recorded: CudaRecorder) -> list[tuple[str, dict[str, int], Any]]:
