@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparkinfer.dflash.base import Confident, Proposals, Row
+from sparkinfer.dflash.base import Chain, Confident, Proposals, Row
 from sparkinfer.sampling import (
     ACCEPT_STREAM,
     DRAFT_STREAM,
@@ -52,7 +52,7 @@ class Match:
     """Keep what the target would have chosen itself.
 
     So the window may end anywhere, for any reason: `more` is asked after each slot whether to choose a token for the
-    next one too, and `keep` cuts off what was chosen.
+    next one too (unless all are chosen already), and `keep` cuts off what was chosen.
     """
 
     def __init__(
@@ -68,6 +68,10 @@ class Match:
         self.claims: list[float] = []
         self.choices: list[Choice] = []
         self.accepted = self.judged = 0
+        known: Chain | None = getattr(proposals, "chain", None) if more else None
+        if known is not None and known.anchor == anchor:
+            self.drafts, self.claims = known.tokens, known.chances
+            return
         surest = proposals.surest if more and isinstance(proposals, Confident) else None
         for slot in range(proposals.depth):
             previous = self.drafts[-1] if slot else anchor

@@ -5,9 +5,8 @@ different length, each weighted by how well it predicted the latest steps. A slo
 says nothing and changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import exp, log
 from typing import Any
 
@@ -57,8 +56,6 @@ class _Memory:
         self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
         self.evidence = 0.0  # decayed log-likelihood
         self._unit = 1.0
-        self._through = [0.0] * (slots + 1)  # logarithm of the chance to get through so many slots
-        self._lost = [0.0] * slots  # and to fail at one
         self._step = exp(-1.0 / span.steps)
 
     def fade(self, steps: float) -> None:
@@ -79,35 +76,42 @@ class _Memory:
             one *= rate
             self.kept[slot] += one
 
-    def seen(self, slot: int) -> float:
-        """Share of this slot that was kept."""
-        return self.kept[slot] / self.reached[slot] if self.reached[slot] else 0.0
-
     def likelihood(self, accepted: int, judged: int) -> float:
         """Log of the probability this memory gave to what happened."""
-        total = self._through[accepted]
-        return total + self._lost[accepted] if judged > accepted else total
+        rates, chance = self.rates, 1.0
+        for slot in range(accepted):
+            chance *= rates[slot]
+        return log(chance * (1.0 - rates[accepted]) if judged > accepted else chance)
 
     def estimate(self, longer: "_Memory") -> None:
         """Set the rates; `longer` is the memory before this one."""
-        rates = []
-        guess, change, weight, unit = _FIRST, 0.0, self.span.first, self._unit
-        for slot, count in enumerate(self.reached):
-            reached, kept = count * unit, self.kept[slot] * unit
-            if self.span.of_change:
-                trust = reached / (reached + weight)
-                seen = longer.seen(slot)
-                seen = kept / reached - seen if reached else 0.0
-                change = trust * seen + (1.0 - trust) * _ALIKE * change
-                rate = longer.rates[slot] + change
-            else:
-                rate = (kept + weight * guess) / (reached + weight)
-            rate = _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
-            guess, weight = rate * _DEEPER, self.span.deeper
-            rates.append(rate)
+        rates, weight, unit = [], self.span.first, self._unit
+        if self.span.of_change:
+            change = 0.0
+            for reached, kept, known, (of, share) in zip(
+                self.reached, self.kept, longer.rates, longer.counts, strict=True
+            ):
+                change *= _ALIKE
+                if reached:
+                    trust = reached * unit / (reached * unit + weight)
+                    seen = kept / reached - (share / of if of else 0.0)
+                    change += trust * (seen - change)
+                rate = known + change
+                rates.append(_MOST if rate > _MOST else _LEAST if rate < _LEAST else rate)
+                weight = self.span.deeper
+        else:
+            guess = _FIRST
+            for reached, kept in zip(self.reached, self.kept, strict=True):
+                rate = (kept * unit + weight * guess) / (reached * unit + weight)
+                rate = _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
+                guess, weight = rate * _DEEPER, self.span.deeper
+                rates.append(rate)
         self.rates = rates
-        self._through = [0.0, *accumulate(map(log, rates))]
-        self._lost = [log(1.0 - rate) for rate in rates]
+
+    @property
+    def counts(self) -> Iterable[tuple[float, float]]:
+        """Of each slot how often it was reached and kept."""
+        return zip(self.reached, self.kept, strict=True)
 
 
 @dataclass
@@ -149,6 +153,11 @@ class Acceptance:
         if new:
             self._estimate()
         return new
+
+    @property
+    def settled(self) -> bool:
+        """Whether one step more changes little."""
+        return self.steps >= _SETTLED
 
     def soften(self) -> None:
         """Another request begins: what was seen lately counts little, the rest and the preferred memory less."""

@@ -1,6 +1,7 @@
 """What the loop needs of a draft: context rows made of the target's features, and proposals for the next slots."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -42,6 +43,22 @@ class Confident(Protocol):
 
         It would be where the row is still on a device and only its largest logit has come over.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The likeliest token of every slot after the likeliest one before it, and their probabilities.
+
+    Proposals that know them already have one as `chain`. Whoever is given one may change its lists.
+    """
+
+    anchor: int
+    tokens: list[int]
+    chances: list[float]
+
+    def holds(self, slot: int, previous: int) -> bool:
+        """Whether it tells about this slot after the token `previous`."""
+        return previous == (self.tokens[slot - 1] if slot else self.anchor)
 
 
 class Draft(Protocol):

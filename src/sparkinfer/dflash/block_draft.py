@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend
-from sparkinfer.dflash.base import Features, Proposals
+from sparkinfer.dflash.base import Chain, Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.network import DraftNetwork, Tapes, VectorProduct, links
 from sparkinfer.dflash.proposals import (
     BlockProposals,
-    Chain,
     Output,
     Selector,
     SelectorProposals,

@@ -21,7 +21,7 @@ _ENOUGH = 16.0  # first slots judged before windows are cut
 _SOME = 8.0  # claims of a depth judged before it is taken for itself
 _RARER = 4.0  # cuts at claims of a bin between two that are left out, for each claim of it that was judged
 _BLOCKS = 32  # blocks whose claims are remembered
-_EVERY = 16  # blocks between two looks at them
+_EVERY = 32  # blocks between two looks at them
 _FEW = 6  # that say nothing yet
 _GAIN = (1.0, 1.6)  # what cutting is credited with, least and most
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -110,6 +111,11 @@ class CostTable:
                 self._drafts.setdefault(width, self._through(cost.draft))
         spreads = [cost.spread for costs in self.steps.values() for cost in costs.values()]
         self._drift = Drift(self._place, [spread, *spreads])
+        # By width: its ways in order of preference (place, path, line).
+        self._ways: dict[int, list[tuple[int, str, Line]]] = {}
+        for (path, width), place in sorted(self._place.items(), key=lambda item: item[0][1]):
+            if width > 1:
+                self._ways.setdefault(width, []).append((place, path, self._lines[place]))
         self.seen: dict[Key, int] = {}  # steps observed
 
     @property
@@ -119,7 +125,7 @@ class CostTable:
 
     def plain(self, length: int) -> float:
         """Seconds of a plain step after `length` tokens."""
-        return self._seconds((PLAIN, 1), length)
+        return self.growth(length) * self._empty * self._drift.factor(0)
 
     def step(self, width: int, path: str, length: int) -> float:
         """Seconds of a step of `width` rows, draft included. Raises: KeyError for what the table does not hold."""
@@ -141,14 +147,16 @@ class CostTable:
         best: dict[int, tuple[str, float]] = {}
         away = length - self.lengths[0]
         factors = self._drift.factors()
-        for key, (low, slope), factor in zip(self._place, self._lines, factors, strict=True):
-            path, width = key
-            if width > 1 and not (without and key in without):
+        for width, ways in self._ways.items():
+            least = inf
+            for place, path, (low, slope) in ways:
+                if without and (path, width) in without:
+                    continue
                 now = low + slope * away
-                now = (now if now > 0.5 * low else 0.5 * low) * factor
-                if width not in best or now < best[width][1] * _CLEARLY:
-                    best[width] = (path, now)
-        return dict(sorted(best.items()))
+                now = (now if now > 0.5 * low else 0.5 * low) * factors[place]
+                if now < least:
+                    best[width], least = (path, now), now * _CLEARLY
+        return best
 
     def prices(self, length: int, without: Collection[Key] = ()) -> list[Price]:
         """The same in a list, with the draft's share."""
@@ -220,7 +228,9 @@ class CostTable:
 
     def growth(self, length: int) -> float:
         """A plain step after `length` tokens against one after none, as it was measured."""
-        return self._line(0, length) / self._empty
+        low, slope = self._lines[0]
+        seconds = low + slope * (length - self.lengths[0])
+        return (seconds if seconds > 0.5 * low else 0.5 * low) / self._empty
 
     def _seconds(self, key: tuple[str, int], length: int) -> float:
         place = self._place[key]

@@ -30,7 +30,7 @@ class Drift:
         own = [_START[2] + spread**2 for spread in spreads]
         self._value = np.zeros(n)
         self._covariance = np.diag([*_START[:2], *own])
-        self._drafts = np.array([float(width > 1) for _, width in self._place])
+        self._drafts = [width > 1 for _, width in self._place]
         self._diagonal = self._covariance.reshape(-1)[:: n + 1]
         self._factors: list[float] | None = None
         self._drafting = 1.0
@@ -40,9 +40,12 @@ class Drift:
     def factors(self) -> list[float]:
         """What each kind's measured cost is to be multiplied with, in the order of the kinds."""
         if self._factors is None:
-            value = self._value[2:] + self._value[0] + self._value[1] * self._drafts
-            self._factors = np.exp(value).tolist()
-            self._drafting = exp(self._value[0].item() + self._value[1].item())
+            common, drafting, *own = self._value.tolist()
+            self._drafting = exp(common + drafting)
+            self._factors = [
+                exp(common + value + drafting) if drafts else exp(common + value)
+                for value, drafts in zip(own, self._drafts, strict=True)
+            ]
         return self._factors
 
     def observe(self, kind: Kind, ratio: float) -> None:

@@ -16,6 +16,8 @@ CLEAR = 1.005  # how much better another width must be before it is taken
 _GROUP = 16  # plain steps that the cost table sees as one, their median
 _STRETCH = 64  # tokens of context over which relative costs are taken as constant
 _DRAFT_ROWS = 64  # context rows that wait for the draft at most
+_BATCH = 4  # drafting steps that are learned from together once it is known what they are like
+_RICH = 6.0  # plain steps that the ledger must cover for that: what they cost beyond what is known comes later
 _PLAIN_DECISION = Decision(1, PLAIN, "nothing was decided yet")
 
 
@@ -36,17 +38,34 @@ class Offer(NamedTuple):
 PLAIN_OFFER = Offer(1, PLAIN, 1.0, 1.0, 1.0)
 
 
+class Waiting(NamedTuple):
+    """A drafting step that is not learned from yet."""
+
+    step: Observed
+    worth: list[float]  # of its claims
+    since: int  # plain steps before it
+    rows: int  # context rows the draft appended in it
+    paid: float  # what it was put down at, in plain steps
+    wanted: str  # path
+
+
 class Stairs(NamedTuple):
     """What the rows of a window cost once its draft is paid for.
 
     `costs[w]`: the whole step if w rows are verified, in plain steps; infinite where that is not offered or dearer than
-    the window left whole, so that no cut can cost more than was decided. `least[w]`: what each row after w costs at
-    least. `paths[w]`: how w rows are verified.
+    the window left whole, so that no cut can cost more than was decided. `paths[w]`: how w rows are verified.
     """
 
     costs: list[float]
-    least: list[float]
     paths: list[str]
+
+    def least(self, rows: int) -> float:
+        """What each row after `rows` costs at least."""
+        further = range(rows + 1, len(self.costs))
+        now = self.costs[rows]
+        if now == inf:
+            return -inf
+        return min(((self.costs[w] - now) / (w - rows) for w in further), default=-inf)
 
 
 def by_rate(offer: Offer) -> float:
@@ -80,6 +99,7 @@ class Learner:
         self._refused: set[Key] = set()  # in this request
         self._waiting = 0  # context rows the draft has yet to append
         self._plain: list[Observed] = []  # not yet told to the cost table
+        self._drafted: list[Waiting] = []
         self._menu: list[Offer] = []
         self._menu_length: int | None = None  # None: to be made anew
         self._kept_of: list[Offer] | None = None  # the offers of which `_kept` was chosen last
@@ -91,6 +111,7 @@ class Learner:
 
     def begin(self, length: int, *, usual: bool = True) -> None:
         """A request starts after `length` context tokens: what was learned counts, but less."""
+        self._settle_drafted()
         if self._usual is not None:
             (self.acceptance, self.calibration, self.blocks), self._usual = self._usual, None
         if not usual:
@@ -112,6 +133,7 @@ class Learner:
 
     def expected_speedup(self) -> float:
         """Plain decoding's time over the expected time with the width that looks best now."""
+        self._settle_drafted()
         return max(self.offers(self.length, self.top), key=by_rate).rate
 
     def plain_seconds(self, length: int) -> float:
@@ -164,8 +186,8 @@ class Learner:
     def more(self, claims: Sequence[float]) -> bool:
         """Whether a row after those claimed so far could pay, even if the draft were sure of all slots to come."""
         self._look(claims)
-        least = self._stairs_of(self.chosen.width).least
-        pays = self._reach > self.going * least[len(claims) + 1]
+        least = self._stairs_of(self.chosen.width).least(len(claims) + 1)
+        pays = self._reach > self.going * least
         return pays or not self.calibration.known
 
     def cut(self, claims: Sequence[float]) -> Decision:
@@ -173,14 +195,15 @@ class Learner:
         self._look(claims)
         chosen, stairs = self.chosen, self._stairs_of(self.chosen.width)
         reach = tokens = 1.0
-        width, best = 0, -inf
-        for rows in range(1, len(claims) + 2):
-            value = tokens - self.going * stairs.costs[rows]
-            if value > best and rows >= self.fewest:
+        width, best, going, fewest = 0, -inf, self.going, self.fewest
+        for rows, (cost, worth) in enumerate(
+            zip(stairs.costs[1:], [*self._worth, 0.0], strict=False), 1
+        ):
+            value = tokens - going * cost
+            if value > best and rows >= fewest:
                 width, best = rows, value
-            if rows <= len(claims):
-                reach *= self._worth[rows - 1]
-                tokens += reach
+            reach *= worth
+            tokens += reach
         while width <= len(claims) and stairs.costs[width + 1] < inf:
             if not self.calibration.spares(width - 1, claims[width - 1]):
                 break
@@ -202,6 +225,7 @@ class Learner:
 
     def report(self) -> dict[str, Any]:
         """Ready for JSON."""
+        self._settle_drafted()
         offers = self.offers(self.length, self.top)
         milliseconds = self.costs.plain(self.length) * 1e3
         return {
@@ -255,41 +279,75 @@ class Learner:
 
     def _observe_drafted(self, step: Observed) -> None:
         self._settle_plain()
-        beyond: Sequence[float] = ()
         if step.claims:
             self._look(step.claims)
-            judged = min(step.drafted, step.accepted + 1)
-            self.calibration.observe(step.claims, step.accepted, judged)
-            self.blocks.add(self._worth)
-            if step.accepted == step.drafted:
-                beyond = self._worth[step.drafted :]
-        if self.acceptance.observe(step.drafted, step.accepted, self.since_draft, beyond):
-            self._menu_length = None
-        if step.path != self.chosen.path:
-            self._refused.add((self.chosen.path, step.width))
-            self._menu_length = None
-        self.paid = self.costs.observe(step, self._waiting)
-        self.ledger.spend(self.paid)
+        price = self._price(step)
+        waits = price is not None and len(self._drafted) + 1 < _BATCH
+        if price is None:
+            self._settle_drafted()
+            price = 0.0
+        self._drafted.append(
+            Waiting(step, self._worth, self.since_draft, self._waiting, price, self.chosen.path)
+        )
+        self.paid = price
+        self.ledger.spend(price)
+        if not waits:
+            self._settle_drafted()
         self.since_draft = 0
         self.since_plain += 1
         self._waiting = step.accepted + 1
 
+    def _price(self, step: Observed) -> float | None:
+        """What the step is put down at until it is learned from; None if that has to be at once."""
+        settled = self.acceptance.settled and self.ledger.balance > _RICH
+        if not settled or self.since_draft or step.path != self.chosen.path:
+            return None
+        cost = self._stairs_of(step.asked or step.width).costs[step.width]
+        return cost if cost < inf else None
+
+    def _settle_drafted(self) -> None:
+        """Learn from the drafting steps that wait."""
+        waiting, self._drafted = self._drafted, []
+        last = len(waiting) - 1
+        for place, (step, worth, since, rows, paid, wanted) in enumerate(waiting):
+            beyond: Sequence[float] = ()
+            if step.claims:
+                judged = min(step.drafted, step.accepted + 1)
+                self.calibration.observe(step.claims, step.accepted, judged)
+                self.blocks.add(worth)
+                if step.accepted == step.drafted:
+                    beyond = worth[step.drafted :]
+            if self.acceptance.observe(step.drafted, step.accepted, since, beyond):
+                self._menu_length = None
+            if step.path != wanted:
+                self._refused.add((wanted, step.width))
+                self._menu_length = None
+            if place == last:  # of several one is enough
+                cost = self.costs.observe(step, rows)
+                self.ledger.spend(cost - paid)
+                self.paid = cost
+
     def _new_menu(self, length: int) -> list[Offer]:
-        plain, menu = self.costs.plain(length), [PLAIN_OFFER]
-        for width, path, seconds, draft in self.costs.prices(length, self._refused):
-            if width <= self.top:
-                cost, tokens = seconds / plain, self.acceptance.expected(width - 1)
-                menu.append(Offer(width, path, cost, tokens, tokens / cost, draft / plain))
-        if not self.cutting or len(menu) == 1 or not self.calibration.known:
-            return menu
-        gains = self.blocks.gains(
-            [offer.width for offer in menu],
-            [offer.cost - offer.draft for offer in menu],
-            [offer.draft for offer in menu],
-            lambda: self.acceptance.rates,
-            self.going,
-        )
-        return [o._replace(rate=o.rate * gain) for o, gain in zip(menu, gains, strict=True)]
+        plain, expected, top = self.costs.plain(length), self.acceptance.expected, self.top
+        prices = [
+            (width, path, seconds / plain, draft / plain)
+            for width, path, seconds, draft in self.costs.prices(length, self._refused)
+            if width <= top
+        ]
+        gains: Sequence[float] = [1.0] * len(prices)
+        if self.cutting and prices and self.calibration.known:
+            _, *gains = self.blocks.gains(
+                [1, *(price[0] for price in prices)],
+                [1.0, *(price[2] - price[3] for price in prices)],
+                [0.0, *(price[3] for price in prices)],
+                lambda: self.acceptance.rates,
+                self.going,
+            )
+        menu = [PLAIN_OFFER]
+        for (width, path, cost, draft), gain in zip(prices, gains, strict=True):
+            tokens = expected(width - 1)
+            menu.append(Offer(width, path, cost, tokens, tokens / cost * gain, draft))
+        return menu
 
     def _stairs_of(self, width: int) -> Stairs:
         """Of a window that was decided on; remembered as long as the menu is."""
@@ -302,12 +360,7 @@ class Learner:
                 if offer.width <= width and cost <= whole.cost:
                     costs[offer.width], paths[offer.width] = cost, offer.path
             costs[width] = whole.cost
-            least = [-inf] * (width + 1)
-            for rows in range(1, width):
-                if costs[rows] < inf:
-                    further = range(rows + 1, width + 1)
-                    least[rows] = min((costs[w] - costs[rows]) / (w - rows) for w in further)
-            stairs = self._stairs[width] = Stairs(costs, least, paths)
+            stairs = self._stairs[width] = Stairs(costs, paths)
         return stairs
 
     def _look(self, claims: Sequence[float]) -> None:

@@ -35,8 +35,7 @@ class _Counts:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-    reached: Counter[int] = field(default_factory=Counter)  # by slot
-    hit: Counter[int] = field(default_factory=Counter)
+    ends: Counter[tuple[int, int]] = field(default_factory=Counter)  # judged, accepted
     widths: Counter[int] = field(default_factory=Counter)
     cuts: Counter[int] = field(default_factory=Counter)
     plain_seconds: float = 0.0  # what the kept tokens would have cost one at a time
@@ -47,8 +46,20 @@ class _Counts:
         self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
-        self.reached.update(range(judged))
-        self.hit.update(range(accepted))
+        self.ends[judged, accepted] += 1
+
+    @property
+    def slots(self) -> tuple[tuple[int, int], ...]:
+        """Of each slot how often it was judged, and kept."""
+        most = max((judged for judged, _ in self.ends), default=0)
+        ends = self.ends.items()
+        return tuple(
+            (
+                sum(count for (judged, _), count in ends if judged > slot),
+                sum(count for (_, accepted), count in ends if accepted > slot),
+            )
+            for slot in range(most)
+        )
 
 
 @dataclass
@@ -189,7 +200,6 @@ class DFlashDecoder:
     def report(self) -> SpeculationReport:
         """What speculation did since `begin`."""
         counts = self._counts
-        slots = tuple((counts.reached[i], counts.hit[i]) for i in range(len(counts.reached)))
         return SpeculationReport(
             draft=self.draft.name,
             policy=self.policy.name,
@@ -197,7 +207,7 @@ class DFlashDecoder:
             steps=counts.steps,
             drafted=counts.drafted,
             accepted=counts.accepted,
-            slots=slots,
+            slots=counts.slots,
             widths=dict(sorted(counts.widths.items())),
             cuts=dict(sorted(counts.cuts.items())),
             refusals=dict(self.paths.refusals),

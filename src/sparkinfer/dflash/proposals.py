@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.dflash.base import Logits, Row
+from sparkinfer.dflash.base import Chain, Logits, Row
 from sparkinfer.models.table import Table
 from sparkinfer.sampling.lazy import LazyRow
 
@@ -155,19 +155,6 @@ def _finite(values: Logits) -> Logits:
     return finite
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The likeliest token of every slot after the likeliest one before it, and their probabilities."""
-
-    anchor: int
-    tokens: list[int]
-    chances: list[float]
-
-    def holds(self, slot: int, previous: int) -> bool:
-        """Whether it tells about this slot after the token `previous`."""
-        return previous == (self.tokens[slot - 1] if slot else self.anchor)
-
-
 class BlockProposals:
     """Every slot for itself, but for the Markov head."""
 
@@ -175,6 +162,12 @@ class BlockProposals:
         """`raw` logits [depth, draft ids] are overwritten by the draft's next call. `chain`: what is known of them."""
         self.depth = len(raw)
         self._raw, self._output, self._chain = raw, output, chain
+
+    @property
+    def chain(self) -> Chain | None:
+        """A copy."""
+        known = self._chain
+        return known and Chain(known.anchor, [*known.tokens], [*known.chances])
 
     def best(self, slot: int, previous: int) -> int:
         chain = self._chain
