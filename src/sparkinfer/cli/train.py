@@ -99,6 +99,12 @@ def command(
     distill: Annotated[
         float, typer.Option("--distill", help="Share of the loss on the target's distribution.")
     ] = 0.0,
+    grid_from: Annotated[
+        float,
+        typer.Option(
+            "--grid-from", help="From this share of the run on, train through Q4_1; 1: never."
+        ),
+    ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of data and training.")] = 0,
     evaluate_every: Annotated[
         int,
@@ -148,6 +154,7 @@ def command(
                 weighting=weighting,
                 reach=reach,
                 distill=distill,
+                grid_from=grid_from,
                 seed=seed,
                 evaluate_every=evaluate_every,
                 save_every=save_every,

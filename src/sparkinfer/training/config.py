@@ -110,9 +110,10 @@ class TrainPlan:
     """How the draft learns. A step sees `rows` conversations with `anchors` blocks each.
 
     The run ends after `steps`, or after `minutes` where that is not 0 (then steps only bound it). The learning rate
-    rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak. `gamma` belongs to
-    the exponential weighting; `reach` (0: none) makes D-PACE value an accepted slot m at exp(-(m - 1) / reach), for
-    machines that verify few rows.
+    rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak. From the share
+    `grid_from` of the run on (1: never) steps see the matrices as Q4_1 has them. `gamma` belongs to the exponential
+    weighting; `reach` (0: none) makes D-PACE value an accepted slot m at exp(-(m - 1) / reach), for machines that
+    verify few rows.
     """
 
     steps: int = 2000
@@ -124,6 +125,7 @@ class TrainPlan:
     warm_up: float = 0.04
     final_lr: float = 0.02
     clip: float = 1.0
+    grid_from: float = 1.0
     weighting: str = "dpace"
     smoothing: float = 0.5
     gamma: float = 4.0
@@ -142,8 +144,9 @@ class TrainPlan:
         for name in ("steps", "rows", "anchors"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 1 or more")
-        if not 0 <= self.distill <= 1:
-            raise OptionError(f"distill {self.distill}: expected 0 to 1")
+        for name in ("distill", "grid_from"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"{name} {getattr(self, name)}: expected 0 to 1")
 
     def progress(self, step: int, seconds: float) -> float:
         """The share of the run that is done, 0 to 1."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparkinfer.chat import ChatTemplate
-from sparkinfer.errors import DeviceError, RequestError
+from sparkinfer.errors import DeviceError, OptionError, RequestError
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
@@ -25,6 +25,7 @@ from sparkinfer.training.evaluate import Acceptance, HeldOut
 from sparkinfer.training.export import read_folder, write_draft_gguf, write_folder
 from sparkinfer.training.folder import open_model
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
+from sparkinfer.training.grid import FORMAT
 from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
 from sparkinfer.training.target import TorchTarget, load_torch_target
 from sparkinfer.training.trainer import Trainer, output_head
@@ -80,8 +81,12 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
     """Train a draft and write it to `job.output`; what was measured on held-out conversations.
 
     Raises: UnsupportedError for a target of a kind that cannot be trained for, DeviceError, RequestError,
-    MissingFileError.
+    MissingFileError, OptionError for choices that contradict each other.
     """
+    if job.plan.grid_from < 1 and job.quantisation != FORMAT:
+        raise OptionError(
+            f"grid_from trains for a draft in {FORMAT}, not {job.quantisation}: give --quantisation {FORMAT}"
+        )
     device, rank, world = join_processes(job.device)
     if rank:
         say, progress = (lambda _text: None), (lambda _label, _done, _total: None)

@@ -19,6 +19,7 @@ from sparkinfer.training.config import TrainPlan
 from sparkinfer.training.corpus import Batches
 from sparkinfer.training.draft import DraftModel
 from sparkinfer.training.evaluate import Acceptance, HeldOut, acceptance, right_slots
+from sparkinfer.training.grid import Grid
 from sparkinfer.training.loss import block_loss, expected_length, reachable
 from sparkinfer.training.schedule import Optimiser
 from sparkinfer.training.target import TorchTarget
@@ -47,6 +48,7 @@ class Trainer:
         self.device = target.device
         self.head, self.index = output_head(target, draft_ids)
         self.optimiser = Optimiser(draft, plan)
+        self.grid = Grid(draft)
         self.step_number, self.seconds = 0, 0.0
         self.curve: list[dict[str, Any]] = []
         self._sums = torch.zeros(3, device=self.device)  # loss, expected length, steps
@@ -58,6 +60,7 @@ class Trainer:
         for layer in (*self.target.layers, *self.draft.layers):
             layer.compile(dynamic=False)
         self._objective = torch.compile(self._loss, dynamic=False)
+        self.grid.compile()
 
     def run(self, checkpoint: Path | None = None) -> None:
         """Train to the end of the plan, from the checkpoint where there is one."""
@@ -68,6 +71,8 @@ class Trainer:
             self.step()
             self.seconds = time.monotonic() - started
             self._milestones(checkpoint)
+        if self.plan.grid_from < 1:
+            self.grid.settle()
         self._record(last=True)
         if checkpoint is not None and _is_first():
             self.save(checkpoint)
@@ -78,6 +83,8 @@ class Trainer:
         random = torch.Generator(self.device).manual_seed(self._seed())
         anchors, real = draw_anchors(answers, self.plan.anchors, random)
         slots = slots_of(tokens, answers, anchors, real, self.draft.shape.depth)
+        if self.plan.grid_from < 1 and self._progress >= self.plan.grid_from:
+            self.grid.enter()
         with self._autocast():
             soft = self.plan.distill > 0
             features, final = self.target.features(tokens, self.draft.shape.taps, final=soft)
@@ -88,6 +95,7 @@ class Trainer:
                 streams, slots.previous, labels, counts, self._rows(final, anchors)
             )
         loss.backward()
+        self.grid.leave()
         average_gradients(self.draft)
         self.optimiser.step(self._progress)
         self.step_number += 1
