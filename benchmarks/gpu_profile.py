@@ -135,18 +135,13 @@ def host_table(
     state.assume(length)
     draft.assume(length)
     target.set_taps(draft.taps)
-    kept = target.feature_rows(depth + 1)
     window = [next(stream) for _ in range(depth + 1)]
-
-    def keep() -> None:
-        kept[:] = target.tapped(depth + 1)
 
     parts: dict[str, Callable[[], Any]] = {
         "propose": lambda: draft.propose(window[0], depth).best(0, window[0]),
         "verify": lambda: target.forward(state, window, rows="all", verify=True),
-        "keep features": keep,
         "commit": lambda: state.commit(depth + 1),
-        "extend": lambda: draft.extend(window, kept),
+        "extend": lambda: draft.extend(window, target.tapped(depth + 1)),
     }
     taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
     whole = []

@@ -63,7 +63,8 @@ class Tape(Protocol):
 class Recorder(Protocol):
     """Receives the ops of a model while it is recorded. `rows` may be lowered before the last ops.
 
-    What the host writes into staging memory reaches a buffer by `receive`, what it reads comes by `deliver`.
+    What the host writes into staging memory reaches a buffer by `receive`, what it reads comes by `deliver`; what is
+    sent to a `Mailbox` arrives before the next replay.
     """
 
     backend: str
@@ -86,6 +87,23 @@ class Recorder(Protocol):
 
     def finish(self) -> Tape:
         """Close the recording."""
+
+
+class Mailbox(Protocol):
+    """Numbers that the host gives a buffer of one row, in order with the replays before and after."""
+
+    def send(self, values: Sequence[int]) -> None:
+        """Write the buffer's first columns. Returns at once, also while something runs."""
+
+
+class HostMailbox:
+    """Of a backend whose buffers the host writes itself."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._row = buffer.array[0]
+
+    def send(self, values: Sequence[int]) -> None:
+        self._row[: len(values)] = values
 
 
 class Weight(Protocol):
@@ -158,6 +176,9 @@ class Backend(Memory, Protocol):
 
     def staging(self, buffer: Buffer) -> NDArray[Any]:
         """The host's side of a buffer. To be touched only when nothing runs (`wait`)."""
+
+    def mailbox(self, buffer: Buffer) -> Mailbox:
+        """The way to a buffer of one row that is written between replays."""
 
     def recorder(self, rows: int) -> Recorder:
         """Begin to record ops on `rows` rows."""

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend import executor
-from sparkinfer.backend.base import Activation, Arena, Buffer, HostMemory, aligned
+from sparkinfer.backend.base import (
+    Activation,
+    Arena,
+    Buffer,
+    HostMailbox,
+    HostMemory,
+    Mailbox,
+    aligned,
+)
 from sparkinfer.backend.compiled import Kernel, source_hash
 from sparkinfer.backend.isa import Isa
 from sparkinfer.machine import available_memory
@@ -203,6 +211,9 @@ class CpuBackend(HostMemory):
         """The buffer itself."""
         array: NDArray[Any] = buffer.array
         return array
+
+    def mailbox(self, buffer: Buffer) -> Mailbox:
+        return HostMailbox(buffer)
 
     def prepare(
         self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None

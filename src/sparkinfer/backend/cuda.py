@@ -23,6 +23,7 @@ from sparkinfer.machine import available_memory
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that scratch memory is sized for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
 COMPILERS = 16  # threads that compile kernels
+POSTS = 4  # messages of a mailbox that may be on their way: a step of DFlash sends two
 _DTYPES = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float16): torch.float16,
@@ -93,6 +94,34 @@ class Transfer:
 
     def run(self) -> None:
         self.target.copy_(self.source, non_blocking=True)
+
+
+class CudaMailbox:
+    """Pinned rows in turn, so that one is written while the device has yet to read those before it."""
+
+    def __init__(self, backend: "CudaBackend", buffer: Buffer) -> None:
+        self._backend, self._target = backend, buffer.array[0]
+        shape = (POSTS, buffer.width)
+        self._rows = torch.zeros(
+            shape, dtype=buffer.array.dtype, pin_memory=not backend.interpreted
+        )
+        self._host = self._rows.numpy()
+        self._ways: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._sent, self._waits = 0, backend.waits
+
+    def send(self, values: Sequence[int]) -> None:
+        if self._waits != self._backend.waits:
+            self._sent, self._waits = 0, self._backend.waits
+        if self._sent == POSTS:
+            self._backend.wait()
+            self._sent, self._waits = 0, self._backend.waits
+        post, count = self._sent, len(values)
+        self._sent += 1
+        self._host[post, :count] = values
+        way = self._ways.get((post, count))
+        if way is None:
+            way = self._ways[post, count] = self._target[:count], self._rows[post, :count]
+        way[0].copy_(way[1], non_blocking=True)
 
 
 class CudaTape:
@@ -250,6 +279,7 @@ class CudaBackend:
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[int, torch.Tensor] = {}
         self._compiled: set[Any] = set()
+        self.waits = 0  # times that the host has waited for everything
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -342,6 +372,9 @@ class CudaBackend:
             )
         return self._staging[buffer.address]
 
+    def mailbox(self, buffer: Buffer) -> CudaMailbox:
+        return CudaMailbox(self, buffer)
+
     def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """At least `count` elements, shared by everything that asks for this name and type."""
         key = f"{name} {dtype}"
@@ -391,6 +424,7 @@ class CudaBackend:
         """Return when everything that was started is done; staging memory may be read and written then."""
         if not self.interpreted:
             torch.cuda.current_stream(self.device).synchronize()
+        self.waits += 1
 
     def close(self) -> None:
         """Let go of graphs' shared memory. Idempotent."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Backend
+from sparkinfer.backend.base import Backend, Buffer
 from sparkinfer.dflash.base import Chain, Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
@@ -43,9 +43,11 @@ class BlockDraft:
         mask: Floats | None,
         plan: Mapping[str, Any],
         selector: Selector | None = None,
+        tapped: Buffer | None = None,
     ) -> None:
         """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`; without `mask` the
-        masked rows are the embedding's of the draft's mask id.
+        masked rows are the embedding's of the draft's mask id. Features in `tapped`, memory of the target, are read
+        there.
         """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
@@ -56,7 +58,7 @@ class BlockDraft:
         chained = backend.on_host and selector is None and not output.scaled
         chained = chained and (output.markov is None or _linkable(output))
         self.tapes = Tapes(
-            backend, network, embedding, rows.size, config.eps, scale=scale,
+            backend, network, embedding, rows.size, config.eps, scale=scale, tapped=tapped,
             slots=config.max_depth if chained else 0,
             links=_links(backend, output) if chained else None,
         )  # fmt: skip
@@ -96,10 +98,12 @@ class BlockDraft:
         done = 0
         for count in pieces(len(tokens), self._backend):
             self._rows.make_room(count)
-            self._backend.wait()
-            self.tapes.features.f32.array[:count] = features[done : done + count]
-            self._set_params(count)
-            self.tapes.context(count).replay()
+            piece = features[done : done + count]
+            there = self._tapped(piece)
+            if not there:
+                self.tapes.features.f32.array[:count] = piece
+            self.tapes.intake.send(self._words(count))
+            self.tapes.context(count, tapped=there).replay()
             self._rows.append(tokens[done : done + count])
             done += count
 
@@ -113,9 +117,7 @@ class BlockDraft:
             )
         rows = self._block_rows(depth)
         self._rows.make_room(rows)
-        self._backend.wait()
-        self._write(anchor, rows)
-        self._set_params(rows)
+        self._send(anchor, rows)
         if self.tapes.links is not None and self.output.markov is not None:
             self.tapes.links.first.array[0] = self.output.markov.before.row(anchor)
         self.tapes.block(rows, self._first, depth).replay()
@@ -135,6 +137,8 @@ class BlockDraft:
         total, tapes = len(counts) + len(depths), []
         for rows in counts:
             tapes.append(self.tapes.context(rows))
+            if self.tapes.tapped is not None:
+                tapes.append(self.tapes.context(rows, tapped=True))
             if progress and self._backend.on_host:
                 progress("compile", len(tapes), total)
         for depth in depths:
@@ -144,6 +148,11 @@ class BlockDraft:
         self._backend.prepare(
             tapes, (lambda done, total: progress("compile", done, total)) if progress else None
         )
+
+    def _tapped(self, features: Features) -> bool:
+        """Whether these lie at the beginning of the target's."""
+        tapped = self.tapes.tapped
+        return tapped is not None and self._backend.address(features) == tapped.f32.address
 
     def _chain(self, anchor: int, depth: int) -> Chain | None:
         picks = self.tapes.picks
@@ -155,13 +164,13 @@ class BlockDraft:
             ids = [int(known[index]) for index in ids]
         return Chain(anchor, ids, chances)
 
-    def _write(self, anchor: int, rows: int) -> None:
-        """The block's rows: the anchor and masks."""
-        intake = self.tapes.intake
+    def _send(self, anchor: int, rows: int) -> None:
+        """The block's parameters and rows: the anchor and masks."""
+        intake, words = self.tapes.intake, self._words(rows)
         if self._mask is None:
-            intake.write([anchor] + [self.config.mask_id] * (rows - 1))
+            intake.send(words, [anchor] + [self.config.mask_id] * (rows - 1))
             return
-        intake.write([anchor])
+        intake.send(words, [anchor])
         intake.rows[1:rows] = self._mask
 
     @property
@@ -172,8 +181,9 @@ class BlockDraft:
     def _block_rows(self, depth: int) -> int:
         return self._first + depth if self.config.shortens else self.config.block
 
-    def _set_params(self, width: int) -> None:
-        rows, config, p = self._rows, self.config, self.tapes.intake.words
+    def _words(self, width: int) -> list[int]:
+        """The parameters of a run of `width` rows."""
+        rows, config, p = self._rows, self.config, [0] * P.WORDS
         position, first = rows.length - rows.base, max(0, rows.first - rows.base)
         p[P.POSITION // 8], p[P.ROTATION // 8], p[P.FIRST // 8] = position, rows.base, first
         p[P.KEYS // 8], p[P.VALUES // 8] = rows.cache.keys, rows.cache.values
@@ -182,6 +192,7 @@ class BlockDraft:
         p[P.WINDOW_CHUNKS // 8] = chunks(
             position, width, config.kv_heads, first=first, window=config.window
         )
+        return p
 
 
 def pieces(count: int, backend: Backend) -> list[int]:

@@ -99,6 +99,7 @@ def load_draft(
         embedding.row(config.mask_id) if mask is None and network.embedding is None else mask,
         _plan(config, checkpoint, weights, network, rows),
         _selector(config, checkpoint),
+        None if target.backend.on_host else target.features(len(config.taps)),
     )
     draft.warm_up(progress)
     return draft

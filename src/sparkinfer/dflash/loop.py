@@ -18,7 +18,7 @@ from sparkinfer.decoding import (
 from sparkinfer.dflash.accept import RULES, Match
 from sparkinfer.dflash.base import Draft, Features, Row
 from sparkinfer.dflash.planner import Decision, Observed, Policy
-from sparkinfer.dflash.verify import Judge, Paths, Verified, VerifyPath, VerifyTarget
+from sparkinfer.dflash.verify import Batched, Judge, Paths, Verified, VerifyPath, VerifyTarget
 from sparkinfer.sampling import Choice, Sampler, TokenHistory
 
 _KEPT_ROWS = 64  # features of plain steps that wait for the next draft
@@ -78,6 +78,7 @@ class _Step:
     seconds: dict[str, float] = field(default_factory=dict)
     judged: int = 0
     claims: Sequence[float] = ()
+    features: Features | None = None  # of the window, where `commit` gives them to the draft
 
 
 class DFlashDecoder:
@@ -103,6 +104,8 @@ class DFlashDecoder:
         self.rule = rule
         self._judge = RULES[rule]
         self._mode = str(target.plan.get("mode", ""))
+        # What a commit starts is done while the host goes on, so the draft's context needs not wait for the next step.
+        self._asynchronous = bool(getattr(target, "asynchronous", False))
         self._state: SequenceLike
         self._sampler: Sampler
         self._history: TokenHistory
@@ -193,7 +196,10 @@ class DFlashDecoder:
             return
         if step.verify is not None:
             step.verify.commit(self._state, count)
-        self._tokens = self._tokens[: len(self._tokens) - len(step.window) + count]
+        if step.features is not None:
+            self.draft.extend(step.window[:count], step.features[:count])
+        else:
+            self._tokens = self._tokens[: len(self._tokens) - len(step.window) + count]
         step.seconds["commit"] = perf_counter() - started
         self._observe(step, count)
 
@@ -267,7 +273,10 @@ class DFlashDecoder:
         step.choices, step.path = judge.choices, verified.path
         step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
         step.window = step.window[: verified.rows]
-        self._keep(step.window, verified.features)
+        if self._asynchronous and isinstance(step.verify, Batched):
+            step.features = verified.features  # no forward comes before the commit
+        else:
+            self._keep(step.window, verified.features)
         verifying = perf_counter() - drafted - judging
         step.seconds = {"draft": drafted - started, "target": verifying, "sample": judging}
         return self._result(step, rows=verified.rows, mode=verified.mode)

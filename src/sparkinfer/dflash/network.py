@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
-from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.greedy_chain import Links, Picks, greedy_chain, picks
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.quantise import quantise
@@ -46,10 +45,11 @@ class Tapes:
         eps: float,
         *,
         scale: float = 1.0,
+        tapped: Buffer | None = None,
         slots: int = 0,
         links: Links | None = None,
     ) -> None:
-        """`table`: the embedding, whose rows are multiplied by `scale`.
+        """`table`: the embedding, whose rows are multiplied by `scale`; `tapped`: where the target leaves its features.
 
         Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them.
         """
@@ -59,6 +59,7 @@ class Tapes:
         self.features: Activation = backend.activation(
             backend.chunk, network.fc.inputs, quantised=network.fc.quantised
         )
+        self.tapped = None if tapped is None else Activation(tapped, self.features.q8)
         self.x = self._short.buffer("x", network.fc.outputs)
         self.intake = Intake(backend, self.x, table, network.embedding, scale=scale)
         self.params = self.intake.params
@@ -69,14 +70,17 @@ class Tapes:
         self.selected: Buffer | None = None
         if network.selection is not None:
             self.selected = self._short.buffer("selected", network.selection.padded_outputs)
-        self._contexts: dict[int, Tape] = {}
+        self._contexts: dict[tuple[int, bool], Tape] = {}
         self._blocks: dict[tuple[int, int, int], Tape] = {}
 
-    def context(self, rows: int) -> Tape:
-        """From `features` to `rows` rows of every layer's keys and values."""
-        if rows not in self._contexts:
-            self._contexts[rows] = self._record_context(rows)
-        return self._contexts[rows]
+    def context(self, rows: int, *, tapped: bool = False) -> Tape:
+        """From `features` (or `tapped`) to `rows` rows of every layer's keys and values."""
+        key = (rows, tapped)
+        if key not in self._contexts:
+            source = self.tapped if tapped else self.features
+            assert source is not None
+            self._contexts[key] = self._record_context(rows, source)
+        return self._contexts[key]
 
     def block(self, rows: int, first: int, depth: int) -> Tape:
         """From `rows` rows of `x` to logits of the `depth` rows from `first` on, and to `picks`."""
@@ -90,13 +94,12 @@ class Tapes:
             self.backend.recorder(rows), space, x, self.params, self.network.rope_table, self._context, self._eps,
         )  # fmt: skip
 
-    def _record_context(self, rows: int) -> Tape:
+    def _record_context(self, rows: int, features: Activation) -> Tape:
         network, space = self.network, self._long
         run = self._run(rows, space, space.buffer("mixed features", network.fc.padded_outputs))
-        run.recorder.receive(self.params, 1, P.WORDS)
         if network.fc.quantised:
-            quantise(run.recorder, self.features)
-        linear(run.recorder, self.features, [network.fc], [run.x])
+            quantise(run.recorder, features)
+        linear(run.recorder, features, [network.fc], [run.x])
         attentions = [layer.attention for layer in network.layers]
         weights = [weight for a in attentions for weight in (a.k, a.v)]
         buffers = [

@@ -135,7 +135,16 @@ class Target:
         """
         if not self.taps:
             return np.empty((rows, 0), np.float32)
-        return self._features().array[:rows]
+        return self.features(len(self.taps)).array[:rows]
+
+    def features(self, taps: int) -> Buffer:
+        """Where forwards write the residual stream after `taps` tapped layers, side by side."""
+        return self._workspace.buffer("features", taps * self.config.n_embd)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether work is only started by the calls that ask for it, and done when its result is read."""
+        return not self.backend.on_host
 
     def feature_rows(self, rows: int) -> Any:
         """Memory for what `tapped` gives, of its kind."""
@@ -191,9 +200,7 @@ class Target:
         else:
             rows_run = rows
         tape = self._tape(width, rows_run)
-        self.backend.wait()
-        self._intake.write(tokens)
-        self._set_params(state, width, advance)
+        self._intake.send(self._words(state, width, advance), tokens)
         tape.replay()
         if rows == "none":
             return self._readout.buffer.array[:0]
@@ -201,8 +208,9 @@ class Target:
             return self._readout.read(1, width - 1 if rows_run == "all" else 0)
         return self._readout.read(width)
 
-    def _set_params(self, state: Sequence, width: int, advance: bool) -> None:
-        p = self._intake.words
+    def _words(self, state: Sequence, width: int, advance: bool) -> list[int]:
+        """The parameters of a run."""
+        p = [0] * P.WORDS
         p[P.POSITION // 8] = state.length
         p[P.ADVANCE // 8] = advance
         p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = (
@@ -213,9 +221,7 @@ class Target:
         p[P.ATTENTION_CHUNKS // 8] = attention_chunks(state.length, width, self.config.kv_heads)
         if state.recurrent is not None:
             p[P.CONV // 8 : P.CONV // 8 + 6] = state.recurrent.addresses
-
-    def _features(self) -> Buffer:
-        return self._workspace.buffer("features", len(self.taps) * self.config.n_embd)
+        return p
 
     def _tape(self, width: int, rows: Rows) -> Tape:
         key = (width, rows, self.taps)
@@ -236,7 +242,8 @@ class Target:
             feed_forward.record(run)
             for place, layer in enumerate(self.taps):
                 if layer == index:
-                    run.copy_stream(_columns(self._features(), place, self.config.n_embd))
+                    tapped = self.features(len(self.taps))
+                    run.copy_stream(_columns(tapped, place, self.config.n_embd))
         if rows != "none":
             if rows == "last":
                 run = replace(run, x=self._x.part(width - 1, 1))
@@ -256,10 +263,9 @@ class Target:
     def _apply(self, state: Sequence, count: int) -> None:
         """Commit `count` recorded rows of the recurrent layers."""
         with self._busy:
-            tape = self._commit_tape()
-            self.backend.wait()
-            self._set_params(state, count, advance=False)
-            self._intake.words[P.COMMIT_ROWS // 8] = count
+            tape, words = self._commit_tape(), self._words(state, count, advance=False)
+            words[P.COMMIT_ROWS // 8] = count
+            self._intake.send(words)
             tape.replay()
 
     def _commit_tape(self) -> Tape:

@@ -11,7 +11,7 @@ from sparkinfer.models.table import Table
 
 
 class Intake:
-    """Writes run parameters (`words`, int64) and the rows of `x`, from the host or, given `packed`, on the device."""
+    """Gives runs their parameters and the rows of `x`, from the host or, given `packed`, on the device."""
 
     def __init__(
         self,
@@ -27,23 +27,27 @@ class Intake:
         self._table, self._scale = table, np.float32(scale)
         room = 0 if packed is None else x.rows
         self.params = backend.buffer(1, P.WORDS + room, np.int64)
-        self.words = backend.staging(self.params)[0]
+        self._mailbox = backend.mailbox(self.params)
         self.rows = backend.staging(x)
 
     def record(self, recorder: Recorder) -> None:
-        """Bring both before anything else of the run."""
+        """Make the rows of `x` before anything else of the run."""
         if self._packed is None:
             recorder.receive(self._x)
-            recorder.receive(self.params, 1)
             return
-        recorder.receive(self.params, 1, P.WORDS + recorder.rows)
         embed(recorder, self._packed, self.params, P.WORDS, self._x, scale=float(self._scale))
 
-    def write(self, tokens: Sequence[int]) -> None:
-        """Give a run its tokens. Nothing may run meanwhile (`Backend.wait`)."""
+    def send(self, words: list[int], tokens: Sequence[int] = ()) -> None:
+        """Give the next run its parameters (P.WORDS numbers) and tokens, also while something runs.
+
+        Without `packed` the host writes `rows`, so it waits until nothing runs.
+        """
         if self._packed is not None:
-            self.words[P.WORDS : P.WORDS + len(tokens)] = tokens
+            self._mailbox.send([*words, *tokens])
             return
-        self._table.write(tokens, self.rows)
-        if self._scale != 1.0:
-            self.rows[: len(tokens)] *= self._scale
+        if tokens:
+            self._backend.wait()
+            self._table.write(tokens, self.rows)
+            if self._scale != 1.0:
+                self.rows[: len(tokens)] *= self._scale
+        self._mailbox.send(words)
