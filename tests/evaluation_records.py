@@ -142,4 +142,5 @@ def _sample(
         paths={"window": 20, "ar": 4} if speculative else {"ar": 64},
         accept=2.6 if speculative else None,
         step_ms=StepMs(1.0, 6.0, 0.2, 0.1) if speculative else None,
+        slots=((24, 20), (20, 12), (12, 6)) if speculative else (),
     )

@@ -335,6 +335,23 @@ def test_acceptance_is_that_of_the_primary_metric_with_every_cell_alike() -> Non
     assert facts.accept_of(record, "candidate") is None
 
 
+def test_drafts_kept_by_their_place_are_counted_over_all_runs() -> None:
+    record = evaluation()
+    one = next(s for s in record.samples if s.slots and s.side == "base")
+    runs = (
+        replace(one, cell="chat", slots=((10, 5), (4, 1))),
+        replace(one, cell="chat", slots=((10, 10),)),
+        replace(one, cell="chat", metric="ar_tps", slots=((9, 9),)),
+        replace(one, cell="chat", side="candidate", slots=()),
+    )
+    record = replace(record, samples=runs)
+    assert facts.slot_shares(record) == [("chat", "base", [75.0, 25.0])]
+    page = report_html.render(record, judge(record))
+    assert "<td>chat, base</td>" in page and '<td class="number">25</td>' in page
+    without = replace(record, samples=tuple(replace(s, slots=()) for s in runs))
+    assert "drafts kept, %" not in report_html.render(without, judge(without))
+
+
 def test_block_changes_are_paired_and_in_order() -> None:
     record = evaluation(noise=0.0, blocks=10, cells={"chat": 1.21, "code": 1.0})
     changes = facts.block_changes(record, "dflash_tps", "all")

@@ -114,9 +114,10 @@ def test_figures_are_tokens_after_the_first_over_the_time_after_it() -> None:
     mine = [task for task in target.tasks if task.cell == "chat"]
     window, plain = {"window/graph": count(10, 9)}, {"ar": count(19, 0)}
     results = {
-        "chat/0/draft": answer(20, 1.0, **window),
-        "chat/1/draft": answer(11, 3.0, **window),
-        "chat/0/plain": answer(20, 2.0, **plain),
+        "chat/0/draft": answer(20, 1.0, **window) | {"report": {"slots": [[10, 8], [8, 1]]}},
+        "chat/1/draft": answer(11, 3.0, **window)
+        | {"report": {"slots": [[9, 9], [9, 0], [2, 1], [0, 0]]}},
+        "chat/0/plain": answer(20, 2.0, **plain) | {"report": None},
         "chat/1/plain": answer(20, 2.0, **plain),
     }
     found = samples_of(mine, Run(results=results), SCOPE, block=2, slot=1, side="base")
@@ -124,6 +125,7 @@ def test_figures_are_tokens_after_the_first_over_the_time_after_it() -> None:
     fast = by_metric["dflash_tps"]
     assert (fast.tokens, fast.seconds, fast.value) == (29, 4.0, 29 / 4.0)
     assert fast.paths == {"window/graph": 20} and fast.accept == pytest.approx(1.9)
+    assert fast.slots == ((19, 17), (17, 1), (2, 1)) and by_metric["ar_tps"].slots == ()
     assert fast.step_ms is not None
     assert (fast.step_ms.draft, fast.step_ms.target) == pytest.approx((20.0, 120.0))
     assert fast.step_ms.total == pytest.approx(200.0)

@@ -27,6 +27,15 @@ def test_json_there_and_back(tmp_path: Path) -> None:
         load_evaluation(tmp_path / "nothing.json")
 
 
+def test_a_record_from_before_a_field_was_added_keeps_its_digest() -> None:
+    record = evaluation()
+    older = replace(record, samples=tuple(replace(s, slots=()) for s in record.samples))
+    values = json.loads(older.to_json())
+    assert all("slots" not in sample for sample in values["samples"])
+    assert Evaluation.from_dict(values) == older and older.digest == digest(values)
+    assert any("slots" in sample for sample in json.loads(record.to_json())["samples"])
+
+
 def test_the_digest_is_of_the_content_not_of_the_file() -> None:
     record = evaluation()
     assert record.digest == digest(record.to_dict())
@@ -76,6 +85,7 @@ def _with(path: str, entry: Any) -> Callable[[dict[str, Any]], None]:
         (_with("samples.3.block", 1.0), r"^samples\[3\]\.block is 1\.0; expected a whole number"),
         (_with("samples.0.paths", {"ar": "x"}), r"^samples\[0\]\.paths\.ar is 'x'"),
         (_with("samples.0.step_ms", {"draft": 1}), r"^samples\[0\]\.step_ms\.target is missing"),
+        (_with("samples.0.slots", [[3, 4]]), r"^samples\[0\]\.slots has a place where more"),
         (_with("samples", {}), r"^samples is \{\}; expected a list$"),
         (_with("scope", "tiny"), r"^scope is 'tiny'; expected an object \(Scope\)$"),
         (_with("scope.draft", 3), r"^scope\.draft is 3; expected a string"),

@@ -12,6 +12,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from sparkinfer.errors import SparkError
 
 T = TypeVar("T")
+LATER = {
+    "later": True
+}  # `metadata` of a field that older records lack: it is written where it is not its default
 Scalar = str | int | float | bool | None
 
 
@@ -24,7 +27,7 @@ class RecordError(SparkError):
 def encode(value: Any) -> Any:
     """Plain JSON values of a dataclass, a mapping, a sequence or a scalar."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
+        fields = [field for field in dataclasses.fields(value) if not _is_left_out(field, value)]
         return {field.name: encode(getattr(value, field.name)) for field in fields}
     if isinstance(value, Mapping):
         return {key: encode(entry) for key, entry in value.items()}
@@ -36,7 +39,8 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], value: Any, where: str = "", *, defaults: bool = False) -> T:
     """Make a `kind` of plain JSON values. `where` names the place in errors.
 
-    `defaults`: a field that has a default may be missing (files that people write); a record has every field.
+    `defaults`: a field that has a default may be missing (files that people write); a record has every field but those
+    that are `LATER`.
     Raises: RecordError.
     """
     decoded: T = _decode(kind, value, where, defaults)
@@ -129,7 +133,7 @@ def _dataclass(kind: Any, value: Any, where: str, defaults: bool) -> Any:
     missing = [
         name
         for name, field in fields.items()
-        if name not in value and not (defaults and _has_default(field))
+        if name not in value and not (_is_later(field) or (defaults and _has_default(field)))
     ]
     if missing:
         raise RecordError(f"{prefix}{missing[0]} is missing ({kind.__name__})")
@@ -140,6 +144,14 @@ def _dataclass(kind: Any, value: Any, where: str, defaults: bool) -> Any:
             for name, entry in value.items()
         }
     )
+
+
+def _is_later(field: "dataclasses.Field[Any]") -> bool:
+    return bool(field.metadata.get("later"))
+
+
+def _is_left_out(field: "dataclasses.Field[Any]", value: Any) -> bool:
+    return _is_later(field) and getattr(value, field.name) == field.default
 
 
 def _has_default(field: "dataclasses.Field[Any]") -> bool:

@@ -201,7 +201,10 @@ class StepMs:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One figure of one side at one place of the schedule. `paths` counts steps by path; `accept` is tokens a step."""
+    """One figure of one side at one place of the schedule. `paths` counts steps by path; `accept` is tokens a step.
+
+    `slots`: for each place after the anchor, how many drafts were judged and how many of them kept.
+    """
 
     block: int
     slot: int
@@ -216,6 +219,7 @@ class Sample:
     paths: Mapping[str, int] = field(default_factory=dict)
     accept: float | None = None
     step_ms: StepMs | None = None
+    slots: tuple[tuple[int, ...], ...] = field(default=(), metadata=codec.LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,3 +436,5 @@ def _check_evaluation(evaluation: Evaluation) -> None:
             _require(fine, text)
             least = min(sample.block, sample.slot, sample.tokens)
             _require(least >= 0, f"{where} has a negative block, slot or token count")
+            fine = all(len(pair) == 2 and 0 <= pair[1] <= pair[0] for pair in sample.slots)
+            _require(fine, f"{where}.slots has a place where more drafts were kept than judged")

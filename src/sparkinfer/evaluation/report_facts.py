@@ -403,6 +403,22 @@ def acceptance(evaluation: Evaluation) -> dict[tuple[str, str], list[float]]:
     return out
 
 
+def slot_shares(evaluation: Evaluation) -> list[tuple[str, str, list[float]]]:
+    """Return cell, side and for each place after the anchor the share of its judged drafts that were kept, per cent."""
+    sums: dict[tuple[str, str], list[list[float]]] = {}
+    for s in evaluation.samples:
+        if s.slots and _primary(evaluation, s):
+            mine = sums.setdefault((s.cell, s.side), [])
+            mine += [[0.0, 0.0] for _ in range(len(s.slots) - len(mine))]
+            for place, (judged, kept) in zip(mine, s.slots, strict=False):
+                place[0] += sane(judged)
+                place[1] += sane(kept)
+    return [
+        (cell, side, [100 * kept / judged if judged else 0.0 for judged, kept in places])
+        for (cell, side), places in sorted(sums.items())
+    ]
+
+
 def path_shares(evaluation: Evaluation) -> list[tuple[str, str, dict[str, float]]]:
     """Return cell, side and each path's share of the primary metric's steps, per cent."""
     steps: dict[tuple[str, str], dict[str, float]] = {}

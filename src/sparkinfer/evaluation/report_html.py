@@ -244,7 +244,23 @@ def _acceptance(evaluation: Evaluation) -> str:
     ]
     chart = svg.sides(sorted(series, key=lambda row: row[1]), "", "tokens a step, run by run")
     note = "Tokens a step: what was accepted and the bonus token. A dot is one run, the stroke the mean."
-    return _section("Acceptance", _figure(chart), note)
+    return _section("Acceptance", _figure(chart) + _slots(evaluation), note)
+
+
+def _slots(evaluation: Evaluation) -> str:
+    """Return a table of how often a draft was kept, by its place after the anchor; nothing where no run told."""
+    shares = facts.slot_shares(evaluation)
+    most = max((len(places) for _, _, places in shares), default=0)
+    head = ("drafts kept, %", *(f"place {place + 1}" for place in range(most)))
+    rows = [
+        (
+            f"{facts.clean(cell, 40)}, {side}",
+            *(f"{share:.0f}" for share in places),
+            *[""] * (most - len(places)),
+        )
+        for cell, side, places in shares
+    ]
+    return _table(head, rows, range(1, most + 1))
 
 
 def _paths(evaluation: Evaluation) -> str:

@@ -153,7 +153,20 @@ def _made(
         paths=paths,
         accept=(steps + accepted) / steps if steps else None,
         step_ms=_step_ms(answers, steps, seconds) if steps else None,
+        slots=_slots(answers),
     )
+
+
+def _slots(answers: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Return drafts judged and kept for each place after the anchor, of all answers together."""
+    sums: list[list[int]] = []
+    for answer in answers:
+        for place, (judged, kept) in enumerate((answer.get("report") or {}).get("slots", ())):
+            if place == len(sums):
+                sums.append([0, 0])
+            sums[place][0] += int(judged)
+            sums[place][1] += int(kept)
+    return tuple((judged, kept) for judged, kept in sums if judged)
 
 
 def _step_ms(answers: Sequence[Mapping[str, Any]], steps: int, seconds: float) -> StepMs:
