@@ -21,6 +21,12 @@ PREFILL_PATH = "prefill"
 AR_PATH = "ar"
 
 
+def picked(target: Any, rows: Any) -> Any:
+    """Rows of logits that the target's last forward gave, with their largest known if the target found these."""
+    found = getattr(target, "picked", None)
+    return rows if found is None else found(rows)
+
+
 class SequenceLike(Protocol):
     """What decoding needs of a target's state (`sparkinfer.state.Sequence`)."""
 
@@ -180,7 +186,9 @@ class AutoregressiveDecoder:
         path, mode, rows = PREFILL_PATH, "", 0
         if row is None:
             path, mode, rows = AR_PATH, self._mode, 1
-            row = self._target.forward(self._state, self._history.output[-1:])[0]
+            row = picked(
+                self._target, self._target.forward(self._state, self._history.output[-1:])
+            )[0]
         computed = perf_counter()
         choice = self._sampler.choose(row, self._history)
         self._history.push(choice.token)

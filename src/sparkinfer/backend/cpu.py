@@ -119,6 +119,19 @@ class CpuRecorder:
             return self._pending.pop()
         return None
 
+    def take_phase(self, kernel: Kernel, place: int, value: int) -> Job | None:
+        """The only job of the latest phase if it runs `kernel` with `value` at `place` of its arguments.
+
+        The caller's next phase does its work instead, after the same prologue.
+        """
+        jobs, prologue = self.phases[-1] if self.phases else ([], [])
+        if len(jobs) != 1 or jobs[0].kernel is not kernel or jobs[0].args[place] != value:
+            return None
+        assert not self._pending, "a prologue between two phases that are joined"
+        self.phases.pop()
+        self._pending = prologue
+        return jobs[0]
+
     @property
     def prefers_prologue(self) -> bool:
         return self.rows <= PROLOGUE_ROWS

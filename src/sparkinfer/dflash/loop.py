@@ -14,6 +14,7 @@ from sparkinfer.decoding import (
     SpeculationReport,
     StepResult,
     TargetLike,
+    picked,
 )
 from sparkinfer.dflash.accept import RULES, Match
 from sparkinfer.dflash.base import Draft, Features, Row
@@ -184,7 +185,7 @@ class DFlashDecoder:
         if decision.width > 1:
             return self._speculate(step, decision)
         started = perf_counter()
-        row = self.target.forward(self._state, self._history.output[-1:])[0]
+        row = picked(self.target, self.target.forward(self._state, self._history.output[-1:]))[0]
         return self._single(step, row, started)
 
     def commit(self, count: int) -> None:
@@ -283,7 +284,7 @@ class DFlashDecoder:
 
     def _plain_row(self, window: Sequence[int], judge: Judge) -> Verified:
         """Of a window that was cut to its anchor: a plain step."""
-        judge(0, self.target.forward(self._state, window)[0])
+        judge(0, picked(self.target, self.target.forward(self._state, window))[0])
         return Verified(AR_PATH, self._mode, 1, self.target.tapped(1))
 
     def _result(self, step: _Step, *, rows: int, mode: str | None = None) -> StepResult:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sparkinfer.decoding import picked
 from sparkinfer.dflash.base import Features, Row
 
 COMPACT_MAX_ROWS = 4
@@ -71,7 +72,7 @@ class Batched:
         return f"{width} rows, at most {self._most}" if width > self._most else None
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
-        rows = self._target.forward(state, window, rows="all", verify=True)
+        rows = picked(self._target, self._target.forward(state, window, rows="all", verify=True))
         for index, row in enumerate(rows):
             if not judge(index, row):
                 break
@@ -120,7 +121,7 @@ class TokenLoop(_Advancing):
         self._start(state, window)
         features = self._target.feature_rows(len(window))
         for index, token in enumerate(window):
-            row = self._target.forward(state, [token])[0]
+            row = picked(self._target, self._target.forward(state, [token]))[0]
             features[index : index + 1] = self._target.tapped(1)
             self._advanced += 1
             if not judge(index, row):
@@ -142,7 +143,7 @@ class Block(_Advancing):
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
         self._start(state, window)
-        rows = self._target.forward(state, window, rows="all")
+        rows = picked(self._target, self._target.forward(state, window, rows="all"))
         self._advanced = len(window)
         for index, row in enumerate(rows):
             if not judge(index, row):

@@ -64,7 +64,7 @@ class Target:
         self._workspace = Workspace(backend, backend.chunk)
         self._x = self._workspace.buffer("x", config.n_embd)
         logits = backend.buffer(min(LOGIT_ROWS, backend.chunk), network.head.padded_outputs)
-        self._readout = Readout(backend, logits, config.n_vocab)
+        self._readout = Readout(backend, logits, config.n_vocab, largest=True)
         self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
         self._commit: Tape | None = None
         name = "token_embd.weight"
@@ -107,6 +107,10 @@ class Target:
                 state.extend(chunk)
                 parts.append(np.array(result) if rows == "all" and len(chunks) > 1 else result)
             return np.concatenate(parts) if len(parts) > 1 and rows == "all" else parts[-1]
+
+    def picked(self, rows: Logits) -> Logits:
+        """What the last forward gave, as rows of which the largest logits are known already where that can be."""
+        return self._readout.picked(len(rows)) if self._readout.holds(rows) else rows
 
     def prefill(
         self, state: Sequence, tokens: Ids[int], progress: Progress | None = None

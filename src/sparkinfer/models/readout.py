@@ -13,12 +13,14 @@ Rows = NDArray[np.float32] | LazyRows
 
 
 class Readout:
-    """The first `n_vocab` columns of `buffer`. Where the host cannot read it, tapes also find each row's largest."""
+    """The first `n_vocab` columns of `buffer`. Tapes also find each row's `largest`, always where no host reads it."""
 
-    def __init__(self, backend: Backend, buffer: Buffer, n_vocab: int) -> None:
+    def __init__(
+        self, backend: Backend, buffer: Buffer, n_vocab: int, *, largest: bool = False
+    ) -> None:
         self.buffer, self.n_vocab, self._backend = buffer, n_vocab, backend
         self._picks: Buffer | None = None
-        if not backend.on_host:
+        if largest or not backend.on_host:
             self._picks = backend.buffer(buffer.rows, 2, np.int64)
 
     def record(self, recorder: Recorder) -> None:
@@ -30,11 +32,24 @@ class Readout:
     def read(self, count: int, first: int = 0) -> Any:
         """Rows `first` .. of the last replay; overwritten by the next."""
         self._backend.wait()
-        if self._picks is None:
+        if self._backend.on_host:
             return self.buffer.array[first : first + count, : self.n_vocab]
+        return self.picked(count, first)
+
+    def holds(self, rows: Any) -> bool:
+        """Whether these rows are what the host reads in the buffer, from its first row on."""
+        on_host = self._backend.on_host and isinstance(rows, np.ndarray)
+        return on_host and rows.ctypes.data == self.buffer.address
+
+    def picked(self, count: int, first: int = 0) -> LazyRows:
+        """The same rows, of which the largest logits are known already."""
+        assert self._picks is not None
         picks = self._backend.staging(self._picks)[first : first + count]
         return LazyRows(picks, lambda row: self._fetch(first + row), self.n_vocab)
 
     def _fetch(self, row: int) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = self._backend.download(self.buffer.array[row, : self.n_vocab])
-        return values
+        values = self.buffer.array[row, : self.n_vocab]
+        whole: NDArray[np.float32] = (
+            values if self._backend.on_host else self._backend.download(values)
+        )
+        return whole

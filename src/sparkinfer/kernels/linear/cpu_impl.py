@@ -63,8 +63,9 @@ def run_tiles(
         done += count
 
 
-@job
-def linear_job(args: int, chunk: int, thread: int) -> None:
+@inner
+def linear_chunk(args: int, chunk: int, thread: int) -> None:
+    """A chunk of a product; `args` are those of `linear_job`."""
     tiles, chunks = load_i64(args + 64), load_i64(args + 72)
     first = tiles * chunk // chunks
     last = tiles * (chunk + 1) // chunks
@@ -84,6 +85,11 @@ def linear_job(args: int, chunk: int, thread: int) -> None:
         load_i64(args + 104),
         lanes,
     )
+
+
+@job
+def linear_job(args: int, chunk: int, thread: int) -> None:
+    linear_chunk(args, chunk, thread)
 
 
 def linear_jobs(
