@@ -64,7 +64,7 @@ check-gpu: check-gpu-tests check-gpu-memory check-gpu-races
 check-gpu-tests: export GOLDEN_DEVICE := cuda
 check-gpu-tests:
 	$(GPU_PATH) $(PYTHON) -m pytest -q --timeout 300 \
-	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo -n 16 --dist loadgroup) $(GPU_TESTS)
+	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo ' -n 16 --dist loadgroup') $(GPU_TESTS)
 
 check-gpu-memory: SIDE_BY_SIDE = memory-model $(CHECKED:%=memory-%)
 check-gpu-races: SIDE_BY_SIDE = $(CHECKED:%=races-%)
