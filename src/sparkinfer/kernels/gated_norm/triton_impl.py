@@ -19,6 +19,8 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
+WIDE_HEADS = 4  # of a program, for many rows
+
 
 @triton.jit
 def gated_norm_kernel(
@@ -55,7 +57,7 @@ def record(
     size = weight.width
     if size != power_of_two(size):
         raise ShapeError(f"gated_norm on a GPU takes heads of a power of two columns, got {size}")
-    group = max(1, 32 // size)
+    group = max(1, 32 // size, WIDE_HEADS if recorder.wide else 1)
     q8, q8_stride = q8_args(out)
     recorder.launch(
         gated_norm_kernel, (recorder.rows, -(-heads // group)),
