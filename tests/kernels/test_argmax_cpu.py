@@ -36,7 +36,7 @@ def test_rows_of_a_buffer(n_vocab: int) -> None:
     finite = wanted[:, 1] == 1
     assert (out.array[:, 1] == wanted[:, 1]).all()
     assert (out.array[finite, 0] == wanted[finite, 0]).all()
-    assert ((0 <= out.array[:, 0]) & (out.array[:, 0] < n_vocab)).all()
+    assert ((out.array[:, 0] >= 0) & (out.array[:, 0] < n_vocab)).all()
     backend.close()
 
 

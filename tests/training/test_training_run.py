@@ -11,6 +11,7 @@ import torch
 from training_toys import GOLDEN, LLAMA, QWEN3, random_draft
 
 from sparkinfer.cli.app import main
+from sparkinfer.dflash.config_gguf import read_gguf_config
 from sparkinfer.engine import Engine
 from sparkinfer.errors import RequestError
 from sparkinfer.gguf import open_gguf
@@ -62,6 +63,20 @@ def test_a_toy_pair_reaches_the_stated_tau(toy: tuple[Path, dict[int, float], li
     assert record["curve"][2]["train_tau"] > record["curve"][0]["train_tau"]
     assert record["curve"][-1]["tau"]["4"] == pytest.approx(tau[4], abs=1e-3)
     assert any("tau in training" in line for line in lines)
+
+
+def test_the_file_tells_what_was_measured(
+    toy: tuple[Path, dict[int, float], list[str]],
+) -> None:
+    folder, _, _ = toy
+    with open_gguf(folder / "draft.gguf") as file:
+        config = read_gguf_config(file, 0)
+    held_out = json.loads((folder / "training.json").read_text())["held_out"]
+    rates = [accepted / reached for reached, accepted in held_out["slots"]]
+    assert config.prior is not None and len(config.prior.claims) == 3
+    assert config.prior.acceptance == pytest.approx(rates)
+    assert config.prior.claims[0].kept == pytest.approx(rates[0])
+    assert 0.0 < config.prior.claims[0].claim < 1.0
 
 
 def test_a_finished_run_is_not_trained_again(

@@ -18,6 +18,8 @@ _SETTLED = 32  # steps
 _LEAST_UNIT = 1e-9  # of counts that are forgotten
 _REQUEST = 16.0  # steps: how much of what was seen a new request makes old
 _LEAST, _MOST = 0.01, 0.99
+_ASSUMED = 12.0  # steps that what a draft's file tells counts for
+_HOPED = 0.5  # least acceptance that is taken from there: a draft has to be tried
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,25 @@ SPANS = (
 class _Memory:
     """Decayed counts of slots reached and kept, the acceptance they suggest and how well that predicted.
 
-    Counts stand in units of `_unit`: to forget is to make the unit smaller.
+    Counts stand in units of `unit`: to forget is to make the unit smaller.
     """
 
     def __init__(self, span: Span, slots: int) -> None:
         self.span = span
         self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
         self.evidence = 0.0  # decayed log-likelihood
-        self._unit = 1.0
+        self.unit = 1.0
         self._step = exp(-1.0 / span.steps)
 
     def fade(self, steps: float) -> None:
-        self._unit *= self._step if steps == 1.0 else exp(-steps / self.span.steps)
-        if self._unit < _LEAST_UNIT:
-            self.reached = [count * self._unit for count in self.reached]
-            self.kept = [count * self._unit for count in self.kept]
-            self._unit = 1.0
+        self.unit *= self._step if steps == 1.0 else exp(-steps / self.span.steps)
+        if self.unit < _LEAST_UNIT:
+            self.reached = [count * self.unit for count in self.reached]
+            self.kept = [count * self.unit for count in self.kept]
+            self.unit = 1.0
 
     def add(self, accepted: int, judged: int, beyond: Sequence[float]) -> None:
-        one = 1.0 / self._unit
+        one = 1.0 / self.unit
         for slot in range(judged):
             self.reached[slot] += one
         for slot in range(accepted):
@@ -85,7 +87,7 @@ class _Memory:
 
     def estimate(self, longer: "_Memory") -> None:
         """Set the rates; `longer` is the memory before this one."""
-        rates, weight, unit = [], self.span.first, self._unit
+        rates, weight, unit = [], self.span.first, self.unit
         if self.span.of_change:
             change = 0.0
             for reached, kept, known, (of, share) in zip(
@@ -153,6 +155,19 @@ class Acceptance:
         if new:
             self._estimate()
         return new
+
+    def assume(self, rates: Sequence[float]) -> None:
+        """Begin as after some steps in which slots were kept at these rates. It is forgotten as those would be.
+
+        Only long memories are given them, so that others soon show where this text is another.
+        """
+        for memory in self._memories:
+            reached = 0.0 if memory.span.ages else _ASSUMED / memory.unit
+            for slot, rate in enumerate(rates[: self.slots]):
+                memory.reached[slot] += reached
+                reached *= max(rate, _HOPED)
+                memory.kept[slot] += reached
+        self._estimate()
 
     @property
     def settled(self) -> bool:

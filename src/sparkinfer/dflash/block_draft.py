@@ -51,6 +51,7 @@ class BlockDraft:
         """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
+        self.prior = config.prior
         self._plan = dict(plan)
         self._rows, self._backend = rows, backend
         scale = config.embedding_scale

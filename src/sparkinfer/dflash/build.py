@@ -42,5 +42,6 @@ def build_decoder(
         compact=options.integer("dflash_compact_verify") or 0,
     )
     costs = measured_costs(target, draft, paths, options.path("cache_dir"), progress)
-    policy = make_policy(options, costs, draft.max_depth, paths.max_width)
+    prior = getattr(draft, "prior", None)
+    policy = make_policy(options, costs, draft.max_depth, paths.max_width, prior)
     return DFlashDecoder(target, draft, policy, paths, rule=options.text("dflash_accept"))

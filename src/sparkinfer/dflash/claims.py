@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from sparkinfer.dflash.prior import DEPTHS, Claims
+
 _BINS = 10  # of claims, equally wide
-_DEPTHS = 3  # the first slot, the second, all further ones
 _WORD = 6.0  # claims of 0 that fail and claims of 1 that are kept: what the draft's word counts for
 _PRIOR = 12.0  # claims of a bin that the line through all of them counts for
 _HOLD, _KEEP = 0.995, 0.99  # how much of what a line, a bin has seen another claim leaves
 _LEAST, _MOST = 0.01, 0.99
 _ENOUGH = 16.0  # first slots judged before windows are cut
 _SOME = 8.0  # claims of a depth judged before it is taken for itself
+_ASSUMED = 16.0  # claims of a depth that what a draft's file tells counts for
 _RARER = 4.0  # cuts at claims of a bin between two that are left out, for each claim of it that was judged
 _BLOCKS = 32  # blocks whose claims are remembered
 _EVERY = 32  # blocks between two looks at them
@@ -53,6 +55,18 @@ class _Line:
         self.kept = _HOLD * (self.kept - _WORD) + _WORD + kept
         self.square = _HOLD * (self.square - _WORD) + _WORD + claim * claim
         self.product = _HOLD * (self.product - _WORD) + _WORD + claim * kept
+        self._fit()
+
+    def assume(self, means: Claims, count: float) -> None:
+        """As after `count` claims with these means."""
+        self.count += count
+        self.sum += count * means.claim
+        self.kept += count * means.kept
+        self.square += count * means.square
+        self.product += count * means.product
+        self._fit()
+
+    def _fit(self) -> None:
         spread = self.count * self.square - self.sum * self.sum
         self.slope = (self.count * self.product - self.sum * self.kept) / spread
         self.base = (self.kept - self.slope * self.sum) / self.count
@@ -62,16 +76,22 @@ class Calibration:
     """From what the draft claims to how often it is right, by slot and claim."""
 
     def __init__(self) -> None:
-        bins = _BINS * _DEPTHS
-        self.lines = [_Line() for _ in range(_DEPTHS)]
+        bins = _BINS * DEPTHS
+        self.lines = [_Line() for _ in range(DEPTHS)]
         # The line of each depth, or of the one before as long as hardly any claims of it were judged.
-        self._used = [self.lines[0]] * _DEPTHS
+        self._used = [self.lines[0]] * DEPTHS
         self.seen, self.surplus = [0.0] * bins, [0.0] * bins  # claims judged; kept minus expected
         self.cuts = [0] * bins  # since one was left out
 
+    def assume(self, claims: Sequence[Claims]) -> None:
+        """Begin as after some claims of every depth with these means. They are forgotten as those would be."""
+        for depth, means in enumerate(claims):
+            self.lines[depth].assume(means, _ASSUMED)
+            self._used[depth:] = [self.lines[depth]] * (DEPTHS - depth)
+
     def worth(self, slot: int, claim: float) -> float:
         """Probability that the target keeps the token of a slot it reaches."""
-        depth = slot if slot < _DEPTHS else _DEPTHS - 1
+        depth = slot if slot < DEPTHS else DEPTHS - 1
         line, place = self._used[depth], depth * _BINS + min(int(claim * _BINS), _BINS - 1)
         rate = line.at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
         return _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
@@ -80,14 +100,14 @@ class Calibration:
         """The first `judged` claims were judged, `accepted` of them kept."""
         for slot in range(min(judged, len(claims))):
             claim, kept = claims[slot], float(slot < accepted)
-            place, depth = _place(slot, claim), min(slot, _DEPTHS - 1)
+            place, depth = _place(slot, claim), min(slot, DEPTHS - 1)
             expected = self._used[depth].at(claim)
             self.seen[place] = _KEEP * self.seen[place] + 1.0
             self.surplus[place] = _KEEP * self.surplus[place] + kept - expected
             line = self.lines[depth]
             line.add(claim, kept)
             if self._used[depth] is not line and line.count >= 2 * _WORD + _SOME:
-                self._used[depth:] = [line] * (_DEPTHS - depth)
+                self._used[depth:] = [line] * (DEPTHS - depth)
 
     @property
     def known(self) -> bool:
@@ -180,5 +200,5 @@ class Blocks:
 
 
 def _place(slot: int, claim: float) -> int:
-    depth = slot if slot < _DEPTHS - 1 else _DEPTHS - 1
+    depth = slot if slot < DEPTHS - 1 else DEPTHS - 1
     return depth * _BINS + min(int(claim * _BINS), _BINS - 1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkinfer.dflash.prior import Prior
 from sparkinfer.dflash.rotation import Rotation, rotation_of
 from sparkinfer.errors import GGUFError, MissingFileError, ShapeError, UnsupportedError
 
@@ -52,6 +53,7 @@ class DraftConfig:
     conv_group: int = 0  # channels that share a row's weight
     selector_rank: int = 0  # second generation: the selector of candidates, 0: none
     selector_top: int = 0  # candidates of a slot
+    prior: Prior | None = None  # what the file tells about acceptance
 
     @property
     def max_depth(self) -> int:

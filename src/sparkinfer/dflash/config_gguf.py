@@ -3,6 +3,7 @@
 from typing import Any
 
 from sparkinfer.dflash.config import DraftConfig, causality
+from sparkinfer.dflash.prior import ACCEPTANCE, CLAIMS, Prior, checked_prior
 from sparkinfer.dflash.rotation import rotation_of
 from sparkinfer.errors import GGUFError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile
@@ -81,7 +82,17 @@ def read_gguf_config(file: GGUFFile, n_vocab: int) -> DraftConfig:
         conv_group=file.get(f"{own}conv_group_size", int, 0),
         selector_rank=file.get(f"{own}selector_rank", int, 0),
         selector_top=file.get(f"{own}selector_top_k", int, 0),
+        prior=_prior(file, f"{own}{ACCEPTANCE}", f"{own}{CLAIMS}"),
     )
+
+
+def _prior(file: GGUFFile, acceptance: str, claims: str) -> Prior | None:
+    rates, means = file.get(acceptance, list), file.get(claims, list, [])
+    if rates is None:
+        return None
+    if not all(type(number) is float for number in (*rates, *means)):
+        raise GGUFError(f"{file.path}: {acceptance} and {claims} are no lists of floats")
+    return checked_prior(rates, means)
 
 
 def _integers(file: GGUFFile, key: str) -> tuple[int, ...]:

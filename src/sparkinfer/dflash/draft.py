@@ -69,6 +69,8 @@ def load_draft(
         raise RequestError(f"draft context {size} is outside 1 .. {target.context}, the target's")
     config, checkpoint = _open(Path(path), target)
     config = _overridden(config, window, causal)
+    if not markov:
+        config = replace(config, prior=None)  # it is about another draft
     check_fit(config, checkpoint, target.config)
     exact = target.plan["activations"] == "f32"
     if floats == "q8_0" and not exact:

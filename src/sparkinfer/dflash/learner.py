@@ -83,6 +83,9 @@ class Learner:
         self.costs, self.top = setup.costs, setup.top
         self.acceptance = Acceptance(setup.max_depth)
         self.calibration, self.blocks = Calibration(), Blocks()
+        if setup.prior is not None:
+            self.acceptance.assume(setup.prior.acceptance)
+            self.calibration.assume(setup.prior.claims)
         # What comes back after an unusual request.
         self._usual: tuple[Acceptance, Calibration, Blocks] | None = None
         self.ledger = Ledger()

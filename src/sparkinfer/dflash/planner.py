@@ -12,6 +12,7 @@ from math import log
 from sparkinfer.dflash.costs import CostTable, Observed
 from sparkinfer.dflash.learner import Learner, Offer
 from sparkinfer.dflash.policy import Decision, Policy, Setup
+from sparkinfer.dflash.prior import Prior
 from sparkinfer.dflash.steady import ONE_ROW, Always, Fixed, Off
 from sparkinfer.options import Options
 
@@ -159,7 +160,9 @@ POLICIES: dict[str, Callable[[Setup], Policy]] = {
 }
 
 
-def make_policy(options: Options, costs: CostTable, max_depth: int, max_width: int) -> Policy:
+def make_policy(
+    options: Options, costs: CostTable, max_depth: int, max_width: int, prior: Prior | None = None
+) -> Policy:
     """The policy the options ask for: `spec` auto | on | off, and a fixed depth if `dflash_proposals` is not 0.
 
     Raises: OptionError for a depth that the draft or the permitted paths do not have.
@@ -169,4 +172,4 @@ def make_policy(options: Options, costs: CostTable, max_depth: int, max_width: i
     name = (
         "off" if spec == "off" else "fixed" if proposals else "always" if spec == "on" else "auto"
     )
-    return POLICIES[name](Setup(costs, max_depth, max_width, proposals))
+    return POLICIES[name](Setup(costs, max_depth, max_width, proposals, prior))

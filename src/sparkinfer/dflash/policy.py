@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparkinfer.dflash.costs import CostTable, Observed
+from sparkinfer.dflash.prior import Prior
 
 
 class Cutter(Protocol):
@@ -66,14 +67,15 @@ class Policy(Protocol):
 class Setup:
     """What a policy is built from.
 
-    `costs` of the permitted paths, the most slots of the draft, the most rows of a window, and how many
-    tokens to propose at every step (0: as many as pay).
+    `costs` of the permitted paths, the most slots of the draft, the most rows of a window, how many tokens to
+    propose at every step (0: as many as pay), and what the draft's file tells about it.
     """
 
     costs: CostTable
     max_depth: int
     max_width: int
     proposals: int = 0
+    prior: Prior | None = None
 
     @property
     def top(self) -> int:

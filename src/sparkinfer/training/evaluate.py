@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparkinfer.dflash.prior import Tally
 from sparkinfer.training.anchors import slots_of
 from sparkinfer.training.draft import DraftModel
 from sparkinfer.training.loss import reachable
@@ -38,12 +39,19 @@ class HeldOut:
 @dataclass(frozen=True)
 class Acceptance:
     """`tau[w]`: tokens a step of width w brings, itself included. `slots[k]`: (reached, accepted) of slot k + 1 at
-    full width.
+    full width. `claims`: what the draft's probabilities are worth, as `dflash.prior` has it in files.
     """
 
     tau: dict[int, float]
     slots: tuple[tuple[int, int], ...]
     domains: dict[str, dict[int, float]]
+    claims: tuple[float, ...] = ()
+
+    @property
+    def prior(self) -> tuple[list[float], list[float]] | None:
+        """Acceptance by slot and means of claims for the draft's file, None where no slot was judged."""
+        rates = [accepted / reached for reached, accepted in self.slots if reached]
+        return (rates, list(self.claims)) if rates else None
 
     def describe(self) -> str:
         taus = " ".join(f"{width}:{value:.2f}" for width, value in self.tau.items())
@@ -64,10 +72,25 @@ def right_slots(
     """bool [rows, length, depth]: the slots that would be accepted for every position as an anchor, given those
     before.
     """
+    return claimed_slots(draft, target, head, index, tokens, answers, chunk)[0]
+
+
+@torch.no_grad()
+def claimed_slots(
+    draft: DraftModel,
+    target: TorchTarget,
+    head: Tensor,
+    index: Tensor | None,
+    tokens: Tensor,
+    answers: Tensor,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """The same, and the probability that the draft gives its likeliest token there, float32."""
     rows, length = tokens.shape
     depth = draft.shape.depth
     features, _ = target.features(tokens, draft.shape.taps)
     out = torch.zeros(rows, length, depth, dtype=torch.bool, device=tokens.device)
+    claims = torch.zeros(rows, length, depth, device=tokens.device)
     for start in range(0, length, chunk):
         places = torch.arange(start, start + chunk, device=tokens.device).clamp(max=length - 1)
         anchors = places.expand(rows, chunk)
@@ -79,7 +102,10 @@ def right_slots(
         labels, counts = reachable(slots.labels, slots.counts, index)
         count = min(chunk, length - start)
         out[:, start : start + count] = ((logits.argmax(-1) == labels) & counts)[:, :count]
-    return out
+        logits = logits.float()
+        likeliest = (logits.amax(-1) - logits.logsumexp(-1)).exp()
+        claims[:, start : start + count] = likeliest[:, :count]
+    return out, claims
 
 
 @dataclass(frozen=True)
@@ -120,9 +146,12 @@ def _ends(answers: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def acceptance(
-    right: NDArray[np.bool_], held_out: HeldOut, widths: Sequence[int] = WIDTHS
+    right: NDArray[np.bool_],
+    held_out: HeldOut,
+    widths: Sequence[int] = WIDTHS,
+    claims: NDArray[np.float32] | None = None,
 ) -> Acceptance:
-    """Walk all rows at every width; right [rows, length, depth]."""
+    """Walk all rows at every width; right and claims [rows, length, depth]."""
     own = held_out.answers.cpu().numpy()
     depth = right.shape[-1]
     names = list(dict.fromkeys(held_out.domains))
@@ -138,15 +167,10 @@ def acceptance(
             domains[name][width] = tokens / max(1, steps)
         total = np.sum(list(sums.values()), 0)
         tau[width] = float(total[0] / max(1, total[1]))
-    return Acceptance(tau, _slots(right, own, depth), domains)
-
-
-def _slots(
-    right: NDArray[np.bool_], own: NDArray[np.bool_], depth: int
-) -> tuple[tuple[int, int], ...]:
-    reached, accepted = np.zeros(depth, int), np.zeros(depth, int)
-    for hits, marks in zip(right, own, strict=True):
+    told = np.zeros(right.shape, np.float32) if claims is None else claims
+    tally = Tally(depth)
+    for hits, marks, sure in zip(right, own, told, strict=True):
         for step in walk(hits, marks, depth + 1):
-            reached[: min(step.accepted + 1, step.labelled)] += 1
-            accepted[: step.accepted] += 1
-    return tuple(zip(reached.tolist(), accepted.tolist(), strict=True))
+            tally.add(sure[step.place], step.accepted, min(step.accepted + 1, step.labelled))
+    slots = tuple(zip(tally.reached, tally.kept, strict=True))
+    return Acceptance(tau, slots, domains, () if claims is None else tuple(tally.numbers[1]))

@@ -8,13 +8,14 @@ where the draft has learnt its own; else they are the target's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sparkinfer.dflash.prior import ACCEPTANCE, CLAIMS, checked_prior
 from sparkinfer.errors import GGUFError, MissingFileError
 from sparkinfer.gguf import GGUFFile, Typed, write_gguf
 from sparkinfer.quant.encode import BLOCK, quantize
@@ -174,6 +175,13 @@ def write_draft_gguf(
             _row(gguf_name(source), array, (table or matrices) if "markov" in source else matrices)
         )
     write_gguf(path, {**_metadata(shape, name), **(extra or {})}, rows)
+
+
+def prior_metadata(acceptance: Sequence[float], claims: Sequence[float]) -> dict[str, Any]:
+    """What a draft's file tells about its slots and claims (`dflash.prior`), as metadata."""
+    checked_prior(acceptance, claims)
+    values = {f"dflash.{ACCEPTANCE}": acceptance, f"dflash.{CLAIMS}": claims}
+    return {key: Typed(list(numbers), "float32") for key, numbers in values.items() if numbers}
 
 
 def gguf_name(name: str) -> str:

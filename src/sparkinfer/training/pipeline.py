@@ -22,7 +22,12 @@ from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_
 from sparkinfer.training.corpus import Batches, Corpus, write_conversations
 from sparkinfer.training.draft import DraftModel, start_from_target
 from sparkinfer.training.evaluate import Acceptance, HeldOut
-from sparkinfer.training.export import read_folder, write_draft_gguf, write_folder
+from sparkinfer.training.export import (
+    prior_metadata,
+    read_folder,
+    write_draft_gguf,
+    write_folder,
+)
 from sparkinfer.training.folder import open_model
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
 from sparkinfer.training.grid import FORMAT
@@ -150,7 +155,8 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
         "vocabulary_coverage": covered,
         "seconds": round(seconds, 1),
     }
-    export(job, draft, ids, _record(job, trainer, data, measured, world))
+    prior = measured.prior if measured else None
+    export(job, draft, ids, _record(job, trainer, data, measured, world), prior)
     return measured
 
 
@@ -170,8 +176,17 @@ def _record(
     }
 
 
-def export(job: Job, draft: DraftModel, ids: Tensor | None, record: dict[str, Any]) -> None:
-    """Write the folder and the file a draft can be loaded from, and what the run did."""
+def export(
+    job: Job,
+    draft: DraftModel,
+    ids: Tensor | None,
+    record: dict[str, Any],
+    prior: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> None:
+    """Write the folder and the file a draft can be loaded from, and what the run did.
+
+    `prior`: acceptance by slot and means of claims, for the file's reader to start from.
+    """
     arrays = arrays_of(draft, ids)
     write_folder(job.output, draft.shape, arrays)
     write_draft_gguf(
@@ -180,6 +195,7 @@ def export(job: Job, draft: DraftModel, ids: Tensor | None, record: dict[str, An
         arrays,
         matrices=job.quantisation,
         name=f"{job.model.name.removesuffix('.gguf')} DFlash",
+        extra=prior_metadata(*prior) if prior else None,
     )
     (job.output / "training.json").write_text(json.dumps(record, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from sparkinfer.training.anchors import draw_anchors, slots_of
 from sparkinfer.training.config import TrainPlan
 from sparkinfer.training.corpus import Batches
 from sparkinfer.training.draft import DraftModel
-from sparkinfer.training.evaluate import Acceptance, HeldOut, acceptance, right_slots
+from sparkinfer.training.evaluate import Acceptance, HeldOut, acceptance, claimed_slots
 from sparkinfer.training.grid import Grid
 from sparkinfer.training.loss import block_loss, expected_length, reachable
 from sparkinfer.training.schedule import Optimiser
@@ -109,10 +109,10 @@ class Trainer:
             return None
         held = self.held_out
         with self._autocast(), torch.compiler.set_stance("force_eager"):
-            right = right_slots(
+            right, claims = claimed_slots(
                 self.draft, self.target, self.head, self.index, held.tokens, held.answers
             )
-        return acceptance(right.cpu().numpy(), held)
+        return acceptance(right.cpu().numpy(), held, claims=claims.cpu().numpy())
 
     def save(self, path: Path) -> None:
         """Write a checkpoint; it appears under `path` when it is complete."""
