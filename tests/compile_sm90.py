@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import triton
-from sass import unset_uniforms
+from sass import unset_registers
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 
@@ -80,7 +80,7 @@ def resources(compiled: Any) -> dict[str, int]:
             [TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True
         ).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", out)}
-    return {**found, "SHARED": compiled.metadata.shared, "UNSET": len(unset_uniforms(sass))}
+    return {**found, "SHARED": compiled.metadata.shared, "UNSET": len(unset_registers(sass))}
 
 
 def compile_all(recorded: CudaRecorder) -> list[tuple[str, dict[str, int], Any]]:

@@ -2,55 +2,77 @@
 
 import re
 
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?);")
-_UNIFORM = re.compile(r"(gdesc|desc)?\[?(?<![A-Z])UR(\d+)")
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)\s*(.*?);")
+_REGISTER = re.compile(r"(gdesc|desc)?\[?(?<![A-Z])(U?R)(\d+)(\.64)?")
 _PREDICATE = re.compile(r"U?P[T0-9]")
+_NO_TARGET = (
+    "ST", "RED.", "BAR", "BRA", "EXIT", "MEMBAR", "FENCE", "WARP", "DEPBAR", "CCTL", "LDGSTS", "LDGDEPBAR", "NOP",
+)  # fmt: skip
+Registers = set[tuple[str, int]]
 
 
-def unset_uniforms(sass: str) -> list[str]:
-    """Instructions that read a uniform register which no instruction above them wrote.
+def unset_registers(sass: str) -> list[str]:
+    """Instructions that read a register which no instruction above them wrote.
 
-    ptxas 12.8 loses definitions when a kernel's matrix descriptors do not fit into the uniform registers. A product
-    then takes an operand from a wrong place of shared memory, though the PTX is right.
+    ptxas 12.8 loses the definition of a matrix descriptor when two of them share an address and differ in their mode. A
+    product then takes an operand from a wrong place of shared memory, though the PTX is right. Of a thread's own
+    registers only those count that an instruction reads and writes: others may come from a subroutine, which stands
+    below. Predicates kept as bits of a register (LOP3) begin unset and count as right.
     """
-    written: set[int] = set()
+    written: Registers = set()
     found = []
     for line in sass.splitlines():
         match = _INSTRUCTION.match(line)
         if not match:
             continue
-        name, text = match[1], match[2]
-        operands = [operand.strip() for operand in text.split(",")]
+        name, operands = match[1], [operand.strip() for operand in match[2].split(",")]
         while operands and _PREDICATE.fullmatch(operands[0]):
             del operands[0]
         target = _target(name, operands)
         sources = operands if target is None else operands[1:]
-        if _read(name, text, sources) - written:
+        unset = _reads(name, match[2], sources) - written
+        if any(file == "UR" or ((file, i) == target and name[:4] != "LOP3") for file, i in unset):
             found.append(line.strip())
         if target is not None:
-            pair = ".64" in name or ".WIDE" in name
-            written |= set(range(target, target + (2 if pair else 1)))
+            kind, first = target
+            written |= {(kind, first + i) for i in range(_width(name))}
     return found
 
 
-def _target(name: str, operands: list[str]) -> int | None:
-    """The uniform register that an instruction writes first."""
-    writes = name.startswith("U") or name.split(".")[0] in ("S2UR", "R2UR", "VOTEU", "REDUX")
-    if writes and operands and re.fullmatch(r"UR\d+", operands[0]):
-        return int(operands[0][2:])
-    return None
+def _target(name: str, operands: list[str]) -> tuple[str, int] | None:
+    """The first register that an instruction writes."""
+    match = re.fullmatch(r"(U?R)(\d+)", operands[0]) if operands else None
+    if match is None or name.startswith(_NO_TARGET):
+        return None
+    return match[1], int(match[2])
 
 
-def _read(name: str, text: str, sources: list[str]) -> set[int]:
-    """A matrix instruction reads two descriptors of two registers; with its left side in registers only the second."""
-    numbers: set[int] = set()
+def _width(name: str) -> int:
+    """How many registers an instruction writes."""
+    if name.startswith("HGMMA"):
+        columns = re.search(r"\d+x(\d+)x", name)
+        assert columns, name
+        return int(columns[1]) // (4 if name.split(".")[2] == "F16" else 2)
+    if name.startswith("LDSM"):
+        return int(name[-1])
+    if name.startswith(("HMMA", "IMMA")) or ".128" in name:
+        return 4
+    wide = ".64" in name or ".WIDE" in name or (name.startswith("CS2R") and ".32" not in name)
+    return 2 if wide else 1
+
+
+def _reads(name: str, text: str, sources: list[str]) -> Registers:
+    """What an instruction reads, as far as its text tells: of vectors the first register, of addresses both."""
+    found: Registers = set()
     for source in sources:
-        for kind, register in _UNIFORM.findall(source):
-            first, count = int(register), 1
-            if kind == "gdesc":
+        for kind, file, number, pair in _REGISTER.findall(source):
+            first, count = int(number), 2 if pair else 1
+            if (
+                kind == "gdesc"
+            ):  # two descriptors of two registers; the second alone with a left side in registers
                 left_in_registers = re.search(r"R\d+, R\d+, gdesc", text) is not None
                 first, count = (first + 2, 2) if left_in_registers else (first, 4)
-            elif kind == "desc" or name.endswith(".64"):
+            elif file == "UR" and (kind == "desc" or name.endswith(".64")):
                 count = 2
-            numbers |= set(range(first, first + count))
-    return numbers
+            found |= {(file, first + i) for i in range(count)}
+    return found

@@ -31,6 +31,9 @@ def attention_cases():
     for rows, shape in (
         (1, heads(2)),
         (6, heads(2)),
+        (1, heads(4)),
+        (2, heads(8, 64, gated=False)),
+        (2, heads(8, 48, gated=False)),
         (6, heads(4, 128, gated=False, causal=False, window=4096)),
     ):
         run, width = recorder(rows), 16 * shape.head_size

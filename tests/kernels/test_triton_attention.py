@@ -12,7 +12,7 @@ import torch
 from gpu_state import Cache
 from kernel_machine import assert_close, random_rows, same_bits
 
-from sparkinfer.kernels.attention import attention
+from sparkinfer.kernels.attention import attention, triton_impl
 from sparkinfer.kernels.attention.reference import attention as reference
 from sparkinfer.kernels.attention.reference import visible
 from sparkinfer.kernels.shapes import Heads
@@ -119,6 +119,23 @@ def test_rows_of_a_longer_context(programs):
         assert_close(got, reference(q, k, v), np.abs(v).max(), TOLERANCE)
         memory.fill(length - rows + 1)
         same_bits(run(memory, shape, length - rows, q[:1])[0], got[:1])
+
+
+def test_more_partial_results_than_a_merge_takes_at_once(monkeypatch):
+    """Four programs, of whose results a merge takes two at a time; windows that begin in another program's unit."""
+    monkeypatch.setattr(gpu.backend(), "sms", 4)
+    monkeypatch.setattr(triton_impl, "MERGE_PARTS", 2)
+    for window, length in ((0, 600), (200, 600), (0, 150)):
+        shape = shape_of(2, 1, 32, window=window)
+        memory = Memory(1, 32, False)
+        k, v = memory.fill(length)
+        q = random_rows(3, 64).reshape(3, 2, 32)
+        got, _ = run(memory, shape, length - 3, q)
+        wanted = reference(q, k, v, causal=True, window=window)
+        assert_close(got, wanted, np.abs(v).max(), TOLERANCE)
+        for r in range(3):
+            memory.fill(length - 2 + r)
+            same_bits(run(memory, shape, length - 3 + r, q[r : r + 1])[0], got[r : r + 1])
 
 
 @pytest.mark.parametrize("size", [16, 32, 48])

@@ -1,11 +1,12 @@
 """Triton form of `attention` for few rows: partial results per program and kv head, then a merge.
 
 Positions come in units of UNIT; unit u belongs to program u modulo the number of programs of a kv head, which is fixed
-for a machine. A program takes its units in order, with all rows and query heads of the kv head as the columns of a
-product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
-and adds zero, and sums over keys or dimensions take the same steps whatever the number of columns (the benchmark of the
-mixers checks it on the machine; a float32 cache, whose products are none of the tensor cores, keeps to one number).
-Queries and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them.
+for a machine. A program takes its units in order, with a tile of rows and query heads of the kv head as the columns of
+a product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
+and adds zero, and the tile has COLUMNS columns whatever the number of rows, so all widths run one machine code. Queries
+and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them.
+
+A program asks for the units after the next one to come to the chip's cache while it works.
 """
 
 from typing import Any
@@ -32,8 +33,15 @@ from sparkinfer.kernels.triton_mixers import (
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
 UNIT = 64  # positions; divides kernels.attention.SPLIT
-NARROW, COLUMNS = 32, 64  # queries of a tile
 SPLIT_WARPS, SPLIT_STAGES = 4, 2
+COLUMNS = 32  # queries of a tile
+SPLIT_PROGRAMS = 1  # of a multiprocessor
+AHEAD = 1  # units beyond the next one that come to the chip's cache while one is worked on
+MERGE_COLUMNS, MERGE_PARTS, MERGE_WARPS = (
+    64,
+    64,
+    4,
+)  # columns of a program, partial results that it takes at once
 LINE = 128  # bytes that come together from memory
 
 
@@ -96,41 +104,43 @@ def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr, LINE: tl.c
     """Ask for the unit at `start` to come to the chip's cache; positions from `end` on are no one's."""
     if not INTERPRETED:
         ITEMS: tl.constexpr = LINE * 8 // cache.dtype.element_ty.primitive_bitwidth
-        LINES: tl.constexpr = triton.next_power_of_2((SIZE + ITEMS - 1) // ITEMS)
-        at = start + tl.arange(0, UNIT)
-        at = tl.where(at < end, at, start)
-        offset = (
-            at.to(tl.int64)[:, None] * SIZE
-            + tl.minimum(tl.arange(0, LINES) * ITEMS, SIZE - 1)[None, :]
-        )
+        LINES: tl.constexpr = (UNIT * SIZE + ITEMS - 1) // ITEMS
+        SLOTS: tl.constexpr = triton.next_power_of_2(LINES)
+        item = tl.arange(0, SLOTS) * ITEMS
+        last = (
+            end - start
+        ) * SIZE - 1  # below zero: nothing is asked for but the last position's end
+        item = start.to(tl.int64) * SIZE + tl.minimum(item, last)
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(cache + offset).to(tl.int64)], dtype=tl.int32,
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(cache + item).to(tl.int64)], dtype=tl.int32,
             is_pure=False, pack=1,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "layer", "first_row", "of_rows", "programs"])
+@triton.jit(do_not_specialize=["rows", "layer", "first_row", "of_rows"])
 def split_kernel(
-    q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, programs, scale,
+    q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, LINE: tl.constexpr,
+    WINDOW: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr,
+    AHEAD: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
-    """One program's units of one kv head for one tile of queries."""
+    """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
-    program, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
     query = position + first_row  # of the first row
     lowest = lowest_key(run, query, WINDOW)
     highest = end_key(query + rows - 1, position + of_rows, CAUSAL, WINDOW)
     first = lowest // UNIT
-    first += (program + programs - first % programs) % programs
+    first += (program + PROGRAMS - first % PROGRAMS) % PROGRAMS
     units = (highest + UNIT - 1) // UNIT
     plane = layer * KV_HEADS + head
     keys = cache_plane(run, WORD_KEYS, plane, WIDE)
     values = cache_plane(run, WORD_VALUES, plane, WIDE)
     if first < units:
-        _fetch(keys, first * UNIT, highest, SIZE, UNIT, LINE)
-        _fetch(values, first * UNIT, highest, SIZE, UNIT, LINE)
+        for turn in tl.static_range(AHEAD + 1):
+            _fetch(keys, (first + turn * PROGRAMS) * UNIT, highest, SIZE, UNIT, LINE)
+            _fetch(values, (first + turn * PROGRAMS) * UNIT, highest, SIZE, UNIT, LINE)
     await_inputs()
     if first < units:
         d = tl.arange(0, PADDED)
@@ -146,18 +156,21 @@ def split_kernel(
         top = tl.full((COLUMNS,), float("-inf"), tl.float32)
         total = tl.zeros((COLUMNS,), tl.float32)
         mixed = tl.zeros((PADDED, COLUMNS), tl.float32)
-        for unit in range(first, units, programs):
+        for unit in range(first, units, PROGRAMS):
             start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
             at = start + tl.arange(0, UNIT)
             there = ((at >= lowest) & (at < highest))[:, None] & within
             skipped = start.to(tl.int64) * SIZE
             key = tl.load(keys + skipped + inner, mask=there, other=0.0)
             value = tl.load(values + skipped + inner, mask=there, other=0.0)
+            if AHEAD > 0:
+                _fetch(keys, start + (AHEAD + 1) * PROGRAMS * UNIT, highest, SIZE, UNIT, LINE)
+                _fetch(values, start + (AHEAD + 1) * PROGRAMS * UNIT, highest, SIZE, UNIT, LINE)
             top, total, mixed = _weigh(
                 key, value, q_high, q_low, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
             )
         row = c // GROUP
-        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * programs + program
+        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
         mine = row < rows
         target = partial + at.to(tl.int64)[None, :] * PADDED + d[:, None]
         tl.store(target, mixed, mask=mine[None, :] & (d >= 0)[:, None])
@@ -165,40 +178,58 @@ def split_kernel(
         tl.store(sums + 2 * at + 1, total, mask=mine)
 
 
-@triton.jit(do_not_specialize=["first_row", "of_rows", "programs"])
+@triton.jit(do_not_specialize=["first_row", "of_rows"])
 def merge_kernel(
-    partial, sums, run, gate, gate_stride, out, out_stride, q8, q8_stride, first_row, of_rows, programs,
+    partial, sums, run, gate, gate_stride, out, out_stride, q8, q8_stride, first_row, of_rows,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    GATED: tl.constexpr, QUANTISED: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr,
+    GATED: tl.constexpr, QUANTISED: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    """32 columns of one row, in two halves of 16: a half never crosses a head. PARTS: programs, padded."""
+    """COLUMNS of one row, as pieces that never cross a head; PARTS partial results at a time, in the order of the row's
+    units, of which the first PROGRAMS begin one each. A row's steps depend on its own position alone.
+    """
     release_next()
+    PIECE: tl.constexpr = COLUMNS if SIZE % COLUMNS == 0 else 16
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
     query = position + first_row + tl.program_id(0)
     first = lowest_key(run, query, WINDOW) // UNIT
     units = (end_key(query, position + of_rows, CAUSAL, WINDOW) + UNIT - 1) // UNIT - first
-    half = tl.program_id(1) * 32 + tl.arange(0, 2) * 16
-    within = half < HEADS * SIZE
-    program = tl.arange(0, PARTS)
-    turn = (program + programs - first % programs) % programs  # of the program in the row's units
-    used = ((program < programs) & (turn < units))[:, None] & within[None, :]
-    entry = ((row * HEADS + half // SIZE) * programs)[None, :] + program[:, None]
-    column = tl.program_id(1) * 32 + tl.arange(0, 32)[None, :]
+    used = tl.minimum(units, PROGRAMS)
+    piece = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS // PIECE) * PIECE
+    within = piece < HEADS * SIZE
+    entry = (row * HEADS + piece // SIZE) * PROGRAMS
+    column = tl.program_id(1) * COLUMNS + tl.reshape(tl.arange(0, COLUMNS), (COLUMNS // 32, 32))
     inside = column < HEADS * SIZE
+    inner = (piece % SIZE)[:, None] + tl.arange(0, PIECE)[None, :]
+    top = tl.full((COLUMNS // PIECE,), float("-inf"), tl.float32)
+    total = tl.zeros((COLUMNS // PIECE,), tl.float32)
+    mixed = tl.zeros((COLUMNS // PIECE, PIECE), tl.float32)
     await_inputs()
-    tops = tl.load(sums + 2 * entry, mask=used, other=float("-inf"))
-    totals = tl.load(sums + 2 * entry + 1, mask=used, other=0.0)
-    source = (entry * PADDED + (half % SIZE)[None, :])[:, :, None] + tl.arange(0, 16)[None, None, :]
-    values = tl.load(partial + source, mask=used[:, :, None], other=0.0)
     if GATED:
         place = row * gate_stride + (column // SIZE * 2 + 1) * SIZE + column % SIZE
         g = tl.load(gate + place, mask=inside, other=0.0)
-    top = tl.max(tops, 0)
-    weight = tl.exp2(tops - tl.where(top == float("-inf"), 0.0, top)[None, :])
-    total = tl.sum(weight * totals, 0)
-    mixed = tl.sum(weight[:, :, None] * values, 0)
-    y = tl.reshape(tl.div_rn(mixed, tl.broadcast_to(total[:, None], (2, 16))), (1, 32))
+    for begin in range(0, used, PARTS):
+        turn = begin + first * 0 + tl.arange(0, PARTS)
+        there = (turn < used)[:, None] & within[None, :]
+        at = entry[None, :] + ((first + turn) % PROGRAMS)[:, None]
+        tops = tl.load(sums + 2 * at, mask=there, other=float("-inf"))
+        totals = tl.load(sums + 2 * at + 1, mask=there, other=0.0)
+        source = (at * PADDED)[:, :, None] + inner[None, :, :]
+        values = tl.load(partial + source, mask=there[:, :, None], other=0.0)
+        higher = tl.maximum(top, tl.max(tops, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(top - base)
+        weight = tl.exp2(tops - base[None, :])
+        total = tl.fma(total, shrink, tl.sum(weight * totals, 0))
+        mixed = tl.fma(
+            mixed,
+            tl.broadcast_to(shrink[:, None], mixed.shape),
+            tl.sum(weight[:, :, None] * values, 0),
+        )
+        top = higher
+    y = tl.div_rn(mixed, tl.broadcast_to(total[:, None], (COLUMNS // PIECE, PIECE)))
+    y = tl.reshape(y, (COLUMNS // 32, 32))
     if GATED:
         y = tl.div_rn(y, 1.0 + tl.exp(-g))
     tl.store(out + row * out_stride + column, y, mask=inside)
@@ -211,31 +242,37 @@ def _record_few(
     first_row: int, of_rows: int,
 ) -> None:  # fmt: skip
     group, padded = shape.heads // shape.kv_heads, power_of_two(shape.head_size)
-    programs = -(-recorder.owner.sms // shape.kv_heads)
+    at_once = -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads)
+    programs = power_of_two(at_once // 2 + 1)  # the largest power of two that fits
     results = recorder.row_block * shape.heads * programs
     partial = recorder.scratch("attention", results * padded)
     sums = recorder.scratch("attention sums", 2 * results)
-    queries = recorder.row_block * group
-    columns = NARROW if queries <= NARROW or recorder.owner.wide_cache else COLUMNS
+    wide = recorder.owner.wide_cache
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
+        "PROGRAMS": programs,
     }  # fmt: skip
-    grid = (min(programs, -(-context // UNIT)), shape.kv_heads, -(-queries // columns))
+    # Tiles stand side by side: they share what comes from memory.
+    grid = (
+        -(-recorder.rows * group // COLUMNS),
+        min(programs, -(-context // UNIT)),
+        shape.kv_heads,
+    )
     recorder.launch(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
-        programs, shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=recorder.owner.wide_cache, LINE=LINE,
+        shape.head_size**-0.5 * LOG2_E,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=COLUMNS, WIDE=wide, AHEAD=AHEAD, LINE=LINE,
         num_warps=SPLIT_WARPS, num_stages=SPLIT_STAGES, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
     recorder.launch(
-        merge_kernel, (recorder.rows, -(-width // 32)),
+        merge_kernel, (recorder.rows, -(-width // MERGE_COLUMNS)),
         partial, sums, params.array, gate.array if gate else q.array, stride_of(gate.array) if gate else 0,
-        out.f32.array, stride_of(out.f32.array), q8, q8_stride, first_row, of_rows, programs,
-        HEADS=shape.heads, GATED=gate is not None, QUANTISED=out.q8 is not None, PARTS=power_of_two(programs),
-        overlap=True, **common, **EXACT,
+        out.f32.array, stride_of(out.f32.array), q8, q8_stride, first_row, of_rows,
+        HEADS=shape.heads, GATED=gate is not None, QUANTISED=out.q8 is not None, COLUMNS=MERGE_COLUMNS,
+        PARTS=min(programs, MERGE_PARTS), num_warps=MERGE_WARPS, overlap=True, **common, **EXACT,
     )  # fmt: skip
 
 
