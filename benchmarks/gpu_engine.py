@@ -52,6 +52,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--block", choices=("trained", "depth"), default="trained")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--context", type=int, default=33_000)
     parser.add_argument("--lengths", type=numbers, default=[128, 512, 4096, 16384, 32768])
@@ -194,8 +195,8 @@ def greedy(decoder: Any, target: Target, prompt: list[int], count: int) -> tuple
 def dflash(target: Target, args: argparse.Namespace, out: Printer) -> None:
     """DFlash and plain decoding in turn on one prompt; outputs must be equal."""
     began = time.perf_counter()
-    draft = load_draft(args.draft, target)
-    out("draft load", seconds=time.perf_counter() - began)
+    draft = load_draft(args.draft, target, shorten=args.block == "depth")
+    out("draft load", rows=draft.plan["rows"], seconds=time.perf_counter() - began)
     stream = tokens(target, 3)
     prompt = [next(stream) for _ in range(args.lengths[0])]
     plain = AutoregressiveDecoder(target)

@@ -50,6 +50,7 @@ def main() -> None:
         "--draft", type=Path, help="also the parts of a DFlash step with this draft"
     )
     parser.add_argument("--depth", type=int, default=5)
+    parser.add_argument("--block", choices=("trained", "depth"), default="trained")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     target = load_target(args.model, context=args.context, device="cuda")
@@ -59,7 +60,7 @@ def main() -> None:
             state = target.new_state()
             step_table(title, target, step_tape(target, state, width, length), args.json)
     if args.draft:
-        draft = load_draft(args.draft, target)
+        draft = load_draft(args.draft, target, shorten=args.block == "depth")
         for length in args.length:
             draft_tables(target, draft, length, args.depth, args.json)
             host_table(target, draft, length, args.depth, args.json)

@@ -148,6 +148,14 @@ OPTIONS: tuple[Option, ...] = (
         bounds=(0, 2),
     ),
     Option(
+        "dflash_block",
+        str,
+        "trained",
+        ("--dflash-block",),
+        "Rows of a draft's block: as many as in training, or of the depth in use: cheaper, but other proposals.",
+        choices=("trained", "depth"),
+    ),
+    Option(
         "dflash_accept",
         str,
         "match",

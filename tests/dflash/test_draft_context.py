@@ -263,6 +263,22 @@ def test_a_draft_computes_only_the_rows_it_was_asked_for(folder: Path) -> None:
     assert (slots(short, depth=3) != slots(short)[:3]).any(), "it sees fewer rows"
 
 
+def test_blocks_are_shortened_when_asked(folder: Path) -> None:
+    """Then a draft that was trained on whole blocks is one that was trained on shorter ones too, and says so."""
+    model = golden_models.target("llama-tiny-F32", "f32")
+    path = write_folder(folder / "whole", Recipe(block=10))
+    whole, short = load_draft(path, model), load_draft(path, model, shorten=True)
+    like = made(folder, Recipe(block=10, extra=(("variable_block", True),)))
+    rows, tokens = features(9), list(range(9))
+    for draft in (whole, short, like):
+        restart(draft)
+        feed(draft, tokens, rows, [4])
+    assert np.array_equal(slots(short, depth=3), slots(like, depth=3))
+    assert not np.array_equal(slots(short, depth=3), slots(whole, depth=3))
+    assert whole.plan["rows"] == "block" and like.plan["rows"] == "depth"
+    assert short.plan["rows"].startswith("depth, as asked")
+
+
 def test_no_new_rows_is_no_work() -> None:
     """Fact 23: a prompt that is wholly cached brings zero rows."""
     draft = golden("qwen35-4b")

@@ -25,7 +25,9 @@ def load_decoder(
 
     Raises: what `load_draft` raises; OptionError for a depth the draft does not have.
     """
-    return build_decoder(target, load_draft(path, target, progress=progress), options, progress)
+    shorten = options.text("dflash_block") == "depth"
+    draft = load_draft(path, target, shorten=shorten, progress=progress)
+    return build_decoder(target, draft, options, progress)
 
 
 def build_decoder(

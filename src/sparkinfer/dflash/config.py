@@ -45,7 +45,8 @@ class DraftConfig:
     ]  # layers of the target, counted from 0, after which its residual stream is read
     target_layers: int | None = None  # None: the file does not say
     from_anchor: bool = False  # slot 0 predicts the token after the anchor: B inputs give B tokens
-    variable_block: bool = False  # trained with shorter blocks too
+    variable_block: bool = False  # trained with shorter blocks too, or asked for
+    shortened: bool = False  # asked for, not trained
     output_multiplier: float = 1.0
     softcap: float = 0.0  # 0: none
     embedding_scale: float = 1.0

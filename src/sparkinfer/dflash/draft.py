@@ -52,6 +52,7 @@ def load_draft(
     window: int | None = None,
     causal: bool | None = None,
     markov: bool = True,
+    shorten: bool = False,
     progress: Progress | None = None,
 ) -> BlockDraft:
     """Open, check and pack a draft for `target`, on its backend. `context`: most tokens (default: the target's).
@@ -60,7 +61,8 @@ def load_draft(
     floats become Q8_0 unless `floats` is "stored" or the target computes in float32: less to read, and a proposal need
     not be exact. `window` narrows what every layer sees (at long contexts that is most of a draft's time) and
     `causal` decides for all layers whether a row of a block sees later ones, where a file says otherwise or nothing.
-    Without `markov` a Markov head is left out.
+    Without `markov` a Markov head is left out. `shorten`: blocks have the rows of the depth in use even if the draft was
+    trained on whole blocks, of whose later rows its earlier ones see nothing then: cheaper, and other proposals.
     Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
     MemoryLimitError, RequestError for the context or the window.
     """
@@ -68,7 +70,7 @@ def load_draft(
     if not 1 <= size <= target.context:
         raise RequestError(f"draft context {size} is outside 1 .. {target.context}, the target's")
     config, checkpoint = _open(Path(path), target)
-    config = _overridden(config, window, causal)
+    config = _overridden(config, window, causal, shorten)
     if not markov:
         config = replace(config, prior=None)  # it is about another draft
     check_fit(config, checkpoint, target.config)
@@ -122,13 +124,17 @@ def _open(path: Path, target: Target) -> tuple[DraftConfig, Checkpoint]:
     return config, checkpoint
 
 
-def _overridden(config: DraftConfig, window: int | None, causal: bool | None) -> DraftConfig:
+def _overridden(
+    config: DraftConfig, window: int | None, causal: bool | None, shorten: bool
+) -> DraftConfig:
     if window is not None:
         if window < 1:
             raise RequestError(f"draft window {window}: expected a positive number of tokens")
         config = replace(config, windows=tuple(min(w or window, window) for w in config.windows))
     if causal is not None:
         config = replace(config, causal=(causal,) * config.n_layers)
+    if shorten and not config.shortens:
+        config = replace(config, variable_block=True, shortened=True)
     return config
 
 
@@ -275,6 +281,13 @@ def _check_memory(
         )
 
 
+def rows_of_blocks(config: DraftConfig) -> str:
+    """What a block's number of rows goes by, for records."""
+    if config.shortened:
+        return "depth, as asked (trained on whole blocks)"
+    return "depth" if config.shortens else "block"
+
+
 def _plan(
     config: DraftConfig,
     checkpoint: Checkpoint,
@@ -290,7 +303,7 @@ def _plan(
         "taps": list(config.taps),
         "block": config.block,
         "max_depth": config.max_depth,
-        "rows": "depth" if config.shortens else "block",
+        "rows": rows_of_blocks(config),
         "from_anchor": config.from_anchor,
         "mask_id": config.mask_id,
         "windows": list(config.windows),
