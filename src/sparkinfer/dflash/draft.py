@@ -61,8 +61,8 @@ def load_draft(
     floats become Q8_0 unless `floats` is "stored" or the target computes in float32: less to read, and a proposal need
     not be exact. `window` narrows what every layer sees (at long contexts that is most of a draft's time) and
     `causal` decides for all layers whether a row of a block sees later ones, where a file says otherwise or nothing.
-    Without `markov` a Markov head is left out. `shorten`: blocks have the rows of the depth in use even if the draft was
-    trained on whole blocks, of whose later rows its earlier ones see nothing then: cheaper, and other proposals.
+    Without `markov` a Markov head is left out. `shorten`: blocks have the rows of the depth in use even if the draft
+    was trained on whole blocks: cheaper, and other proposals, for then no slot sees the rows behind the last one.
     Raises MissingFileError, GGUFError for a damaged file, ShapeError listing all that does not fit, UnsupportedError,
     MemoryLimitError, RequestError for the context or the window.
     """
