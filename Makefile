@@ -56,7 +56,8 @@ GPU_PATH  = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}"
 GPU_TESTS = tests/models/test_cuda_*.py tests/dflash/test_lossless_matrix.py tests/dflash/test_lossless_requests.py \
             tests/dflash/test_cuts_lossless.py tests/dflash/test_known_faults.py tests/kernels/test_triton_*.py
 CHECKED   = attention delta_net embed experts linear norms recurrent rope
-SANITIZER = $(GPU_PATH) compute-sanitizer --target-processes application-only --error-exitcode 9
+SANITIZER = $(GPU_PATH) compute-sanitizer --target-processes application-only --error-exitcode 9 \
+            --launch-timeout 120 --max-connections 64
 SANITIZED = $(PYTHON) -m pytest -q -p no:cacheprovider --timeout 300
 
 check-gpu: check-gpu-tests check-gpu-memory check-gpu-races
@@ -66,18 +67,18 @@ check-gpu-tests:
 	$(GPU_PATH) $(PYTHON) -m pytest -q --timeout 300 \
 	  $$($(PYTHON) -c 'import xdist' 2>/dev/null && echo ' -n 16 --dist loadgroup') $(GPU_TESTS)
 
-check-gpu-memory: SIDE_BY_SIDE = memory-model $(CHECKED:%=memory-%)
+check-gpu-memory: SIDE_BY_SIDE = model-memory $(CHECKED:%=memory-%)
 check-gpu-races: SIDE_BY_SIDE = $(CHECKED:%=races-%)
 check-gpu-memory check-gpu-races:
 	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed: $@ was not run"; exit 69; }
 	@$(MAKE) --no-print-directory --jobs=8 --keep-going --output-sync=target $(SIDE_BY_SIDE)
 
-# Every tensor is an allocation of its own there, so that a step outside is seen.
+# Every tensor is an allocation of its own there, so that a step outside is seen; graphs cannot be captured then.
 memory-%: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 memory-%:
 	$(SANITIZER) --tool memcheck $(SANITIZED) --cases 2 tests/kernels/test_triton_$*.py
 
-memory-model:
+model-memory:
 	$(SANITIZER) --tool memcheck $(SANITIZED) tests/models/test_cuda_target.py -k "commit and moe and tiny256"
 
 races-%:

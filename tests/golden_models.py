@@ -77,7 +77,7 @@ def device_backend(activations: str, short_runs: bool) -> Any:
 
 def on_host(array: Any) -> NDArray[np.float32]:
     """Numbers of a target's memory: features, logits that stay on a device."""
-    return np.array(array.cpu() if hasattr(array, "cpu") else array)
+    return np.array(array.cpu().numpy() if hasattr(array, "cpu") else array)
 
 
 @functools.cache

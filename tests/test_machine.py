@@ -1,5 +1,6 @@
 """Cores and limits, read from made-up system folders."""
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,13 @@ def test_a_memory_limit_bounds_what_is_available(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "memory_limit", lambda: None)
     assert 0 < machine.available_memory() <= machine.memory_total()
     assert machine.cpu_model()
+
+
+def test_sources_that_are_not_installed_have_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.own_version() == metadata.version("sparkinfer")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert machine.own_version() == "source"

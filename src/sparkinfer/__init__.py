@@ -52,9 +52,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from sparkinfer.machine import own_version
 
-        return version("sparkinfer")
+        return own_version()
     if name not in _MODULES:
         raise AttributeError(f"module 'sparkinfer' has no attribute {name!r}")
     from importlib import import_module

@@ -73,6 +73,16 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
     return list(folders)
 
 
+def own_version() -> str:
+    """Return this package's version; "source" where its sources run without being installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("sparkinfer")
+    except PackageNotFoundError:
+        return "source"
+
+
 def default_threads() -> int:
     """Return the number of physical cores this process may keep busy: affinity and quota apply."""
     cores = allowed_cores()

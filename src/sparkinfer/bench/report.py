@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def environment() -> dict[str, Any]:
     """Return the machine and software facts of a record; the load is of the minute before."""
-    packages = ("sparkinfer", "numpy", "numba", "llvmlite")
+    packages = ("numpy", "numba", "llvmlite")
     return {
         "cpu": machine.cpu_model(),
         "cores": machine.allowed_cores(),
@@ -25,7 +25,10 @@ def environment() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {
+            "sparkinfer": machine.own_version(),
+            **{name: version(name) for name in packages},
+        },
     }
 
 

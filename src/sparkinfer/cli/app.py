@@ -41,9 +41,9 @@ app.add_typer(evaluate.app, name="eval")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from sparkinfer.machine import own_version
 
-        print(f"sparkinfer {version('sparkinfer')}")
+        print(f"sparkinfer {own_version()}")
         raise typer.Exit
 
 

@@ -7,7 +7,6 @@ ever make a step slower.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from math import log, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -25,7 +24,7 @@ from sparkinfer.dflash.costs import (
     usual_rows,
 )
 from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
-from sparkinfer.machine import allowed_cores, cpu_model
+from sparkinfer.machine import allowed_cores, cpu_model, own_version
 
 Report = Callable[[str, int, int], None]  # what is done, rounds done, rounds
 Clock = Callable[[], float]
@@ -102,7 +101,7 @@ def fingerprint(target: CostTarget, draft: Draft, paths: Paths) -> dict[str, Any
             path.name: [w for w in range(2, paths.max_width + 1) if path.refusal(w) is None]
             for path in paths.order
         },
-        "version": version("sparkinfer"),
+        "version": own_version(),
     }
 
 
