@@ -1,0 +1,130 @@
+"""GPU form of a router and a shared expert for few rows: all rows of a program at once, one launch for both."""
+
+import torch
+import triton
+import triton.language as tl
+
+from sparkinfer.backend.base import Activation
+from sparkinfer.backend.cuda import CudaRecorder, Launch
+from sparkinfer.kernels.linear.triton_impl import EXACT, constants, is_late, stride_of
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
+from sparkinfer.kernels.triton_quant import (
+    decode_parts,
+    input_parts,
+    load_parts,
+    parts_dot,
+    sigmoid,
+)
+
+_ROWS = 8  # at once
+_WARPS = 8
+_OUTPUTS = 2  # of a router's program
+_WIDEST = 2048  # row of a router whose parts stay in registers
+
+
+@triton.jit
+def float_rows(
+    x, x_stride, rows, w, first, out, out_stride, groups,
+    R: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] = w[n] . x[r] of float weights: B outputs from `first` on, R rows at once.
+
+    The axis that is summed lies over the lanes and warps of the program whatever R is.
+    """
+    n = first + tl.arange(0, B)
+    r = tl.program_id(1) * R + tl.arange(0, R)
+    k = tl.arange(0, WIDTH)[None, :]
+    if BITS == 32:
+        at = w.to(tl.pointer_type(tl.float32))
+        inputs = groups * 4
+    else:
+        at = w.to(tl.pointer_type(tl.float16 if BITS == 16 else tl.bfloat16))
+        inputs = groups * 8
+    a = tl.load(at + n[:, None] * inputs + k, mask=k < inputs, other=0.0).to(tl.float32)
+    await_inputs()
+    live = (r < rows)[:, None]
+    y = tl.load(x + r[:, None] * x_stride + k, mask=(k < inputs) & live, other=0.0)
+    v = tl.sum(a[None, :, :] * y[:, None, :], 2)
+    tl.store(out + r[:, None] * out_stride + n[None, :], v, mask=live)
+
+
+@triton.jit(do_not_specialize=["unit", "rows"])
+def router_gated_kernel(
+    lx, lx_stride, lgroups, w, lout, lout_stride, programs, rows,
+    x, xf, x_stride, unit, gate, up, total, groups, out, out_stride,
+    R: tl.constexpr, LBITS: tl.constexpr, LB: tl.constexpr, WIDTH: tl.constexpr,
+    LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """A product of float weights and a gated product of the same rows: neither reads what the other writes.
+
+    R rows at once, each by a chain of its own: a row after the other would wait for memory each time.
+    """
+    release_next()
+    pid = tl.program_id(0)
+    if pid < programs:
+        float_rows(
+            lx, lx_stride, rows, w, pid * LB, lout, lout_stride, lgroups, R, LBITS, LB, WIDTH
+        )
+    else:
+        SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
+        N: tl.constexpr = F // G * B
+        first = (pid - programs) * N
+        row = first.to(tl.int64)
+        g = load_parts(gate, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
+        u = load_parts(up, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
+        await_inputs()
+        start = tl.program_id(1) * R
+        last = rows - 1
+        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
+        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
+        for r in tl.static_range(R):
+            at = tl.minimum(start + r, last) * x_stride
+            values = input_parts(
+                x + at, xf + at, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, True
+            )
+            a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+            b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+            target = out + tl.minimum(start + r, last) * out_stride + first + tl.arange(0, N)
+            tl.store(target, a * sigmoid(a) * b)
+
+
+def record_rows(
+    recorder: CudaRecorder,
+    product: Launch,
+    words: torch.Tensor,
+    floats: torch.Tensor,
+    gate: TritonWeight,
+    up: TritonWeight,
+    out: Activation,
+) -> bool:
+    """Both in one launch: `product` as recorded (a launch of `linear_kernel`), and the gated product of `words` and
+    `floats`. False: the weights need the general form.
+
+    Pinned: a row's sums have the same shapes and order whatever the rows; an output's lanes depend on its weight alone.
+    """
+    given = dict(zip(product.kernel.arg_names, product.args, strict=False))
+    bits, groups = product.options["BITS"], given["groups"]
+    inputs = groups * (4 if bits == 32 else 8)
+    width = triton.next_power_of_2(inputs)
+    lanes = min(gate.groups, 32)
+    chunks = gate.groups // lanes
+    alike = (gate.form, gate.inputs) == (up.form, up.inputs) and gate.quantised
+    whole = lanes & (lanes - 1) == 0 and lanes * chunks == gate.groups
+    held = gate.form.main_words * chunks
+    if bits <= 8 or width > _WIDEST or not alike or not whole or held > 32 or gate.outputs % _WARPS:
+        return False
+    rows = recorder.rows
+    at_once = min(_ROWS, triton.next_power_of_2(rows))
+    each = 4 if recorder.owner.interpreted and gate.outputs % (4 * _WARPS) == 0 else 1
+    programs, lx = given["total0"] // _OUTPUTS, given["xf"]
+    recorder.launch(
+        router_gated_kernel, (programs + gate.outputs // (_WARPS * each), -(-rows // at_once)),
+        lx, stride_of(lx), groups, given["w0"], given["out0"], given["stride0"], programs, rows,
+        words, floats, stride_of(words), 1, gate.words, up.words, gate.total, gate.groups,
+        out.f32.array, stride_of(out.f32.array),
+        R=at_once, LBITS=bits, LB=_OUTPUTS, WIDTH=width, LATE=is_late(gate), **constants(gate),
+        F=lanes * _WARPS, G=lanes, B=each, CHUNKS=chunks, num_warps=_WARPS, overlap=True, **EXACT,
+    )  # fmt: skip
+    return True
