@@ -53,13 +53,16 @@ def activation(x: Floats, *, quantised: bool) -> Activation:
 
 
 def int8_blocks(x: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Codes [rows, n] and floats [rows, 2 x n / 32] (scales, then scale x sum of codes) of quantised rows."""
+    """Codes [rows, n] (columns 0-15 of every block, then 16-31) and floats [rows, 2 x n / 32] (scales, then scale x sum
+    of codes) of quantised rows.
+    """
     rows, n = x.shape
     blocks = x.reshape(rows, n // 32, 32)
     scale = (np.abs(blocks).max(-1) / np.float32(127)).astype(np.float32)
     safe = np.where(scale > 0, scale, 1).astype(np.float32)
     codes = np.where(scale[..., None] > 0, np.rint(blocks / safe[..., None]), 0).astype(np.int8)
     sums = (scale * codes.astype(np.int32).sum(-1)).astype(np.float32)
+    codes = np.ascontiguousarray(codes.reshape(rows, n // 32, 2, 16).swapaxes(1, 2))
     return codes.reshape(rows, n), np.concatenate([scale, sums], 1)
 
 

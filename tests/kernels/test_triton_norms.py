@@ -28,7 +28,7 @@ def assert_blocks(act):
     n = floats.shape[1] // 2
     scales = floats.cpu().numpy()
     assert_close(scales[:, :n], wanted_floats[:, :n], np.abs(wanted_floats[:, :n]), 1e-6)
-    sums = got.reshape(len(got), n, 32).sum(-1) * scales[:, :n]
+    sums = got.reshape(len(got), 2, n, 16).sum((1, 3)) * scales[:, :n]
     assert_close(scales[:, n:], sums, np.abs(sums) + 1e-20, 1e-6)
 
 

@@ -6,9 +6,12 @@ has fewer groups than a warp has lanes, over several runs of outputs), B over ou
 spreads over lanes, so an output's sum ends in shuffles inside a warp, and the activation's words serve all B outputs.
 
 Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
-multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. A row is computed
-by the same instructions whatever the number of rows: the loop over rows is a loop at run time. Kernels are launched
-with `enable_fp_fusion=False`, so the compiler fuses nothing else.
+multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. One row, or two at
+a time in a loop at run time: each has a chain of its own. Kernels are launched with `enable_fp_fusion=False`, so the
+compiler fuses nothing else.
+
+A row's int8 blocks lie in memory as 8-bit weights do: columns 0-15 of every block, then columns 16-31 of every block.
+Lanes that take a block each then read without gaps.
 """
 
 from dataclasses import dataclass
@@ -267,12 +270,29 @@ def input_part(
         return values, values, 0.0, 0.0
     else:
         i = tl.arange(0, 4)[None, None, :]
-        lo = _get(x + g[:, :, None] * 8 + i, live3, EVEN)
-        hi = _get(x + g[:, :, None] * 8 + 4 + i, live3, EVEN)
+        lo = _get(x + g[:, :, None] * 4 + i, live3, EVEN)
+        hi = _get(x + groups * 4 + g[:, :, None] * 4 + i, live3, EVEN)
         total = 0.0
         if SUMS:
             total = _get(xf + groups + g * unit, live, EVEN)
         return lo, hi, _get(xf + g * unit, live, EVEN), total
+
+
+@triton.jit
+def four_words(x):
+    """The words of the last axis of [F, B, 4], each [F, B]."""
+    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1], 2, 2]))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def dot16(a, x, c):
+    """c [F, B] plus the products of 16 codes: a [F, B, 4] and x [F, 1, 4]. One chain: no sums of parts."""
+    a0, a1, a2, a3 = four_words(a)
+    x0, x1, x2, x3 = four_words(x)
+    return dp4a(a3, x3, dp4a(a2, x2, dp4a(a1, x1, dp4a(a0, x0, c))))
 
 
 @triton.jit
@@ -283,22 +303,22 @@ def part_dot(v, part, x, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.conste
     if BITS > 8:
         return tl.fma(lo.to(tl.float32), tl.broadcast_to(xlo, lo.shape), v)
     else:
-        none = tl.zeros_like(lo)
+        none = tl.zeros([lo.shape[0], lo.shape[1]], tl.int32)
         if MODE <= 2:
-            dot = tl.sum(dp4a(hi, xhi, dp4a(lo, xlo, none)), 2)
+            dot = dot16(hi, xhi, dot16(lo, xlo, none))
             v = tl.fma(s * xd, dot.to(tl.float32), v)
             if MODE > 0 or ZERO > 0:
                 v = tl.fma(m, xs, v)
             return v
         else:
-            a = tl.sum(dp4a(lo, xlo, none), 2) * signed_byte(word, 0)
-            a += tl.sum(dp4a(hi, xhi, none), 2) * signed_byte(word, 8)
+            a = dot16(lo, xlo, none) * signed_byte(word, 0)
+            a += dot16(hi, xhi, none) * signed_byte(word, 8)
             v = tl.fma(s * xd, a.to(tl.float32), v)
             if MODE == 4:
-                zero = tl.zeros_like(xlo)
-                ones = zero + 0x01010101
-                b = tl.sum(dp4a(ones, xlo, zero), 2) * signed_byte(word, 16)
-                b += tl.sum(dp4a(ones, xhi, zero), 2) * (word >> 24)
+                ones = tl.zeros_like(xlo) + 0x01010101
+                none = tl.zeros([xlo.shape[0], xlo.shape[1]], tl.int32)
+                b = dot16(ones, xlo, none) * signed_byte(word, 16)
+                b += dot16(ones, xhi, none) * (word >> 24)
                 v = tl.fma(m * xd, b.to(tl.float32), v)
             return v
 
@@ -386,6 +406,16 @@ def parts_dot(
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """float32 [F / G * B]: the outputs of one row."""
+    return fold_sum(parts_lanes(weight, x, BITS, MODE, ZERO, F, B, CHUNKS), F, G, B)
+
+
+@triton.jit
+def parts_lanes(
+    weight, x,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """float32 [F, B]: what `fold_sum` makes outputs of."""
     if BITS > 8:
         v = tl.zeros([F, B, 4 if BITS == 32 else 8], tl.float32)
     else:
@@ -394,7 +424,38 @@ def parts_dot(
         v = part_dot(v, weight[c], x[c], BITS, MODE, ZERO)
     if BITS > 8:
         v = tl.sum(v, 2)
-    return fold_sum(v, F, G, B)
+    return v
+
+
+@triton.jit
+def fold_sums(a, b, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, JOINT: tl.constexpr):
+    """`fold_sum` of two. JOINT: they share the steps of the sum, and the barriers where warps meet; each is added in
+    the order of `fold_sum`, since the axis that is summed lies over lanes and warps as before.
+    """
+    if JOINT and not INTERPRETED:  # numpy's order would depend on the shape
+        v = tl.join(a, b)
+        if F == G:
+            v = tl.sum(v, 0)
+        else:
+            v = tl.reshape(tl.sum(tl.reshape(v, [F // G, G, B, 2]), 1), [F // G * B, 2])
+        return tl.split(v)
+    else:
+        return fold_sum(a, F, G, B), fold_sum(b, F, G, B)
+
+
+@triton.jit
+def two_rows(
+    x, xf, x_stride, r, last, groups, unit,
+    LATE: tl.constexpr, SUMS: tl.constexpr, BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """`input_parts` of rows r and r + 1; past the last row it is the last one again."""
+    one = tl.minimum(r, last) * x_stride
+    two = tl.minimum(r + 1, last) * x_stride
+    return (
+        input_parts(x + one, xf + one, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN),
+        input_parts(x + two, xf + two, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN),
+    )
 
 
 @triton.jit
@@ -422,8 +483,10 @@ def int8_blocks(y):
 def store_blocks(codes, floats, stride, groups, row, block, y, live):
     """Write the int8 blocks y float32 [M, 32]: `row` and `block` say where, int32 [M]; `live` [M] which of them."""
     code, scale, total = int8_blocks(y)
-    at = codes.to(tl.pointer_type(tl.int8)) + row[:, None] * (stride * 4) + block[:, None] * 32
-    tl.store(at + tl.arange(0, 32)[None, :], code.to(tl.int8), mask=live[:, None])
+    i = tl.arange(0, 32)[None, :]
+    place = block[:, None] * 16 + i % 16 + (i // 16) * (groups * 16)
+    at = codes.to(tl.pointer_type(tl.int8)) + row[:, None] * (stride * 4) + place
+    tl.store(at, code.to(tl.int8), mask=live[:, None])
     tl.store(floats + row * stride + block, scale, mask=live)
     tl.store(floats + row * stride + groups + block, total, mask=live)
 
@@ -454,11 +517,15 @@ def rows_product(
     ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+    AHEAD: tl.constexpr = False, JOINT: tl.constexpr = False,
 ):  # fmt: skip
-    """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the rows after it."""
+    """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the rows after it.
+
+    Two rows at a time; an odd last one is computed and written twice. AHEAD: the next two are on their way meanwhile.
+    """
     SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
-    values = input_parts(x, xf, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN)
     if ONE:
+        values = input_parts(x, xf, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN)
         if ADD:
             before = tl.load(target)
         tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
@@ -468,19 +535,37 @@ def rows_product(
             result += before
         tl.store(target, result)
     else:
+        last = count - 1
+        x0, x1 = two_rows(
+            x, xf, x_stride, 0, last, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
+        )
+        if ADD:  # on its way long before it is needed, as the next rows' below
+            before0 = tl.load(target)
+            before1 = tl.load(target + tl.minimum(1, last) * stride)
         weight = decode_parts(raw, BITS, MODE, ZERO, CHUNKS)
-        for r in range(bound(count)):
-            # the next row is on its way while this one is computed
-            ahead = tl.minimum(r + 1, count - 1) * x_stride
-            coming = input_parts(
-                x + ahead, xf + ahead, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
-            )
-            result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        for r in range(0, bound(count), 2):
+            if AHEAD:
+                coming0, coming1 = two_rows(
+                    x, xf, x_stride, r + 2, last, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
+                )  # fmt: skip
+            else:
+                x0, x1 = two_rows(
+                    x, xf, x_stride, r, last, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
+                )
             if ADD:
-                result += tl.load(target)
-            tl.store(target, result)
-            target += stride
-            values = coming
+                later0 = tl.load(target + tl.minimum(r + 2, last) * stride)
+                later1 = tl.load(target + tl.minimum(r + 3, last) * stride)
+            v0 = parts_lanes(weight, x0, BITS, MODE, ZERO, F, B, CHUNKS)
+            v1 = parts_lanes(weight, x1, BITS, MODE, ZERO, F, B, CHUNKS)
+            y0, y1 = fold_sums(v0, v1, F, G, B, JOINT)
+            if ADD:
+                y0 += before0
+                y1 += before1
+                before0, before1 = later0, later1
+            tl.store(target + r * stride, y0)
+            tl.store(target + tl.minimum(r + 1, last) * stride, y1)
+            if AHEAD:
+                x0, x1 = coming0, coming1
 
 
 @triton.jit
@@ -491,16 +576,17 @@ def rows_gated(
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
+    JOINT: tl.constexpr = False,
 ):  # fmt: skip
-    """Write silu(gate) * up of `count` rows to `target` [GF / GG * GB] and the rows after it.
+    """Write silu(gate) * up of `count` rows to `target` [GF / GG * GB] and the rows after it, two at a time.
 
     SAME: gate and up read a row in the same parts.
     """
     SUMS: tl.constexpr = (
         GMODE == 1 or GMODE == 2 or UMODE == 1 or UMODE == 2 or GZERO > 0 or UZERO > 0
     )
-    values = input_parts(x, xf, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
     if ONE:
+        values = input_parts(x, xf, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
         if SAME:
             other = values
         else:
@@ -514,33 +600,24 @@ def rows_gated(
         b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
         tl.store(target, a * sigmoid(a) * b)
     else:
+        last = count - 1
         g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
         u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
-        for r in range(bound(count)):
-            ahead = tl.minimum(r + 1, count - 1) * x_stride  # on its way while this row is computed
-            coming = input_parts(
-                x + ahead, xf + ahead, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN
-            )
-            a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
+        for r in range(0, bound(count), 2):
+            x0, x1 = two_rows(
+                x, xf, x_stride, r, last, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN
+            )  # fmt: skip
             if SAME:
-                b = parts_dot(u, values, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
+                z0, z1 = x0, x1
             else:
-                here = r * x_stride
-                other = input_parts(
-                    x + here,
-                    xf + here,
-                    up_groups,
-                    unit,
-                    LATE,
-                    SUMS,
-                    UBITS,
-                    UF,
-                    UG,
-                    UB,
-                    UCHUNKS,
-                    UEVEN,
-                )
-                b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-            tl.store(target, a * sigmoid(a) * b)
-            target += stride
-            values = coming
+                z0, z1 = two_rows(
+                    x, xf, x_stride, r, last, up_groups, unit, LATE, SUMS, UBITS, UF, UG, UB, UCHUNKS, UEVEN
+                )  # fmt: skip
+            a0 = parts_lanes(g, x0, GBITS, GMODE, GZERO, GF, GB, GCHUNKS)
+            a1 = parts_lanes(g, x1, GBITS, GMODE, GZERO, GF, GB, GCHUNKS)
+            b0 = parts_lanes(u, z0, UBITS, UMODE, UZERO, UF, UB, UCHUNKS)
+            b1 = parts_lanes(u, z1, UBITS, UMODE, UZERO, UF, UB, UCHUNKS)
+            a0, a1 = fold_sums(a0, a1, GF, GG, GB, JOINT)
+            b0, b1 = fold_sums(b0, b1, UF, UG, UB, JOINT)
+            tl.store(target + r * stride, a0 * sigmoid(a0) * b0)
+            tl.store(target + tl.minimum(r + 1, last) * stride, a1 * sigmoid(a1) * b1)

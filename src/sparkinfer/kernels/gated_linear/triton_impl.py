@@ -1,4 +1,4 @@
-"""GPU form of `gated_linear`: a program computes a few outputs of gate and up; the last one of each 32 quantises."""
+"""GPU form of `gated_linear`: a program has a few outputs of gate and up; int8 blocks are a launch of their own."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from sparkinfer.backend.base import Activation
-from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.linear.triton_impl import (
     EXACT,
     LATE_INPUTS,
@@ -25,7 +25,7 @@ from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import record_wide_gated
 from sparkinfer.kernels.quantise.triton_impl import record as record_quantise
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
-from sparkinfer.kernels.triton_quant import load_parts, quantise_when_last, rows_gated, rows_product
+from sparkinfer.kernels.triton_quant import load_parts, rows_gated, rows_product
 
 BLOCK = 32
 ROWS = 16  # that a program computes at most
@@ -33,9 +33,8 @@ ROWS = 16  # that a program computes at most
 
 @triton.jit(do_not_specialize=["rows", "unit", "block"])
 def gated_kernel(
-    x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups,
-    out, out_stride, codes, floats, q_stride, counters,
-    QUANTISED: tl.constexpr, ROWS: tl.constexpr, ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr,
+    x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups, out, out_stride,
+    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr, JOINT: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
@@ -55,15 +54,8 @@ def gated_kernel(
     rows_gated(
         g, u, x + start * x_stride, xf + start * x_stride, x_stride, count, gate_groups, up_groups, unit,
         out + start * out_stride + first + tl.arange(0, N), out_stride, ONE, SAME, LATE,
-        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN,
+        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN, JOINT,
     )  # fmt: skip
-    if QUANTISED:
-        groups = gate_total // 32
-        place = first // 32
-        quantise_when_last(
-            counters + tl.program_id(1) * groups + place, 32 // N, out, out_stride,
-            codes, floats, q_stride, groups, place, start, count, ROWS,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["unit"])
@@ -115,9 +107,10 @@ def paired_tiles(
     gate: TritonWeight, up: TritonWeight, outputs: int, sms: int, rows: int
 ) -> tuple[Tile, Tile]:
     """Tiles of gate and up with the same outputs and warps, for `outputs` outputs of each."""
-    most = 4 if rows == 1 else 2  # decoded codes stay in registers while rows pass by
-    first = choose_tile(gate.form, gate.groups, outputs, sms, most=most)
-    second = choose_tile(up.form, up.groups, outputs, sms, most=most)
+    wide = gate.groups > 64 or up.groups > 64
+    most = 4 if rows == 1 and not wide else 2  # decoded codes stay in registers while rows pass by
+    first = choose_tile(gate.form, gate.groups, outputs, sms, most=most, words=16)
+    second = choose_tile(up.form, up.groups, outputs, sms, most=most, words=16)
     n, warps = max(first.rows, second.rows), max(first.warps, second.warps)
     return _resized(first, min(n, BLOCK), warps), _resized(second, min(n, BLOCK), warps)
 
@@ -164,22 +157,17 @@ def record(
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
     words, floats = input_views(x, gate)
     block = min(rows, ROWS)
-    blocks = -(-rows // block)
-    hidden = out.f32.array
-    codes = scales = hidden
-    if blocks_wanted(out):
-        codes, scales = q8_views(out.q8)
     recorder.launch(
-        gated_kernel, (gate.outputs // first.rows, blocks),
+        gated_kernel, (gate.outputs // first.rows, -(-rows // block)),
         words, floats, stride_of(words), rows, block, 1,
-        gate.words, gate.total, gate.groups, up.words, up.total, up.groups,
-        hidden, stride_of(hidden), codes, scales, stride_of(codes),
-        counters(recorder, blocks * gate.outputs // BLOCK),
-        QUANTISED=blocks_wanted(out), ROWS=ROWS, ONE=rows == 1,
-        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
+        ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        JOINT=rows > 1 and first.warps > 1,
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip
+    if blocks_wanted(out):
+        record_quantise(recorder, out)
 
 
 def _joined(

@@ -26,7 +26,10 @@ _LANES = 32
 
 @dataclass(frozen=True)
 class Tile:
-    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times; `warps`."""
+    """How a weight is cut: `lanes` x `outputs` groups side by side, `groups` of a row, `chunks` times; `warps`.
+
+    `ahead`: the next rows are read while two are computed.
+    """
 
     lanes: int
     groups: int
@@ -34,6 +37,7 @@ class Tile:
     chunks: int
     warps: int
     even: bool
+    ahead: bool = False
 
     @property
     def rows(self) -> int:
@@ -50,27 +54,37 @@ class Tile:
         }
 
 
-def choose_tile(form: Form, groups: int, outputs: int, sms: int, *, most: int = 8) -> Tile:
+def choose_tile(
+    form: Form, groups: int, outputs: int, sms: int, *, most: int = 8, words: int = 12
+) -> Tile:
     """The tile for `outputs` outputs of rows of `groups` groups.
 
     It depends on the weight alone, never on the rows: it fixes the order of the float additions of an output.
-    A warp's lanes take a group each; wide rows are spread over up to 4 warps, then over chunks.
+    A lane takes about `words` words of an output (8 bits: 32, they need no decoding): a row of the input is read once
+    for several outputs, and few warps have to meet. `outputs` of a program change no bits.
     """
-    words = form.main_words
+    size = form.main_words + form.extra_words
     if groups <= 16:
         width, warps, chunks = _power(groups), 1, 1
     else:
-        width = min((32, 64, 128), key=lambda size: (-(-groups // size) * size, -size))
-        warps = max(1, width // 64)
+        width = min((32, 64, 128), key=lambda width: (-(-groups // width) * width, -width))
         chunks = -(-groups // width)
+        if form.quantised:
+            fine = 32 if form.bits == 8 else words
+            warps = next((n for n in (1, 2) if size * width * chunks <= fine * _LANES * n), 4)
+            warps = min(warps, width // _LANES)
+        else:
+            warps = max(1, width // 64)
     lanes = max(width, min(_LANES * warps, PAD * width))
-    held = words * lanes // (_LANES * warps) * chunks  # words a lane holds of one output
+    held = size * lanes // (_LANES * warps) * chunks  # words a lane holds of one output
     fold = lanes // width
-    count = max(1, min(most, PAD // fold, 32 // held))
+    room = 32 if not form.quantised else 64 if form.bits == 8 else 48
+    count = max(1, min(most, PAD // fold, room // held))
     while count > 1 and outputs // (count * fold) < 6 * sms // warps:
         count //= 2
     count = 1 << (count.bit_length() - 1)
-    return Tile(lanes, width, count, chunks, warps, width * chunks == groups)
+    ahead = form.bits == 8 and groups >= 128
+    return Tile(lanes, width, count, chunks, warps, width * chunks == groups, ahead)
 
 
 def _power(n: int) -> int:
@@ -85,6 +99,7 @@ def linear_kernel(
     COUNT: tl.constexpr, ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
+    AHEAD: tl.constexpr, JOINT: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] (+)= weight[n] . x[r] for the F / G * B outputs of a program and `block` rows."""
     release_next()
@@ -108,7 +123,7 @@ def linear_kernel(
     target = out + start * stride + row + tl.arange(0, N)
     rows_product(
         raw, x + start * x_stride, xf + start * x_stride, x_stride, tl.minimum(block, rows - start), groups, unit,
-        target, stride, ADD, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN,
+        target, stride, ADD, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN, AHEAD, JOINT,
     )  # fmt: skip
 
 
@@ -160,7 +175,7 @@ def record(
     """Weights of one form and width share a launch (up to 4), since they read the same rows.
 
     More rows than a window: tensor cores, except for float weights.
-    Pinned: `choose_tile` looks at the weights of a launch only, and the rows are a loop at run time.
+    Pinned: `choose_tile` looks at the weights of a launch only; rows are taken in a loop at run time, two at a time.
     """
     pending = list(zip(weights, out, strict=True))
     if recorder.wide:
@@ -209,5 +224,6 @@ def _launch(
         linear_kernel, (first, -(-rows // block)),
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
         COUNT=len(group), ADD=add, ONE=rows == 1, LATE=is_late(weight), **constants(weight), **tile.constants(),
+        AHEAD=rows > 1 and tile.ahead, JOINT=rows > 1 and tile.warps > 1,
         num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip
