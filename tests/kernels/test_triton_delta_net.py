@@ -1,4 +1,4 @@
-"""delta_net in Triton: conv, delta rule and gated norm in one kernel. Tolerance: 2e-5 of the largest value."""
+"""delta_net in Triton: for few rows three launches of its own. Tolerance: 2e-5 of the largest value."""
 
 import gpu_machine as gpu
 import gpu_state

@@ -1,27 +1,27 @@
-"""Triton form of `delta_net`: for few rows one kernel, a program per value head; for many its three ops.
+"""Triton form of `delta_net`. For few rows: what does not depend on the state, for all rows at once; then the state,
+row by row; then norm, gate and int8 blocks, again for all rows. For many rows: its three ops.
 
-The program keeps the head's state in registers and takes the rows in turn: convolution of the head's query, key and
-value channels, the delta rule, norm, gate and int8 blocks. Keys and queries stay as the convolution left them: their
-lengths are factors of sums. With k, q of length 1 / a and 1 / b and the state before the row, decayed, D:
-delta = gate * (v - a k D) and q S = b (q D) + a b (q k) delta, so one pass over the state serves both sums.
-The record of a window holds k and a * delta, whose product with `commit_delta` gives the bits of a step.
+`prepare_kernel` convolves a row of a head and brings queries and keys to their length. `core_kernel` keeps eight
+columns of a head's state in the registers of each warp, so that no warp waits for another: with D the decayed state,
+delta = gate * (v - k D) and the result is q D + (q k) delta; both sums over the state are taken together.
+`finish_kernel` also brings the convolution's state to the last inputs: its readers have ended then.
 
-Pinned: one machine code for any number of rows, each taken by the same instructions; products and sums stay apart, for
-the compiler computes some values twice.
+Pinned: one machine code for any number of rows, each taken by the same instructions, the sums over a head by one warp;
+products and sums stay apart, for the compiler computes some values twice. The state changes by fma(k, delta, D), in a
+step as in the commit.
 """
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.backend.cuda import EXACT_ROWS, CudaRecorder
 from sparkinfer.kernels.conv.triton_impl import record as conv
 from sparkinfer.kernels.delta_net import DeltaNet
 from sparkinfer.kernels.gated_delta import DeltaInputs
-from sparkinfer.kernels.gated_delta.triton_impl import check_shape, decay_of, moved, sigmoid
+from sparkinfer.kernels.gated_delta.triton_impl import check_shape, decay_of, sigmoid
 from sparkinfer.kernels.gated_delta.triton_impl import record as gated_delta
 from sparkinfer.kernels.gated_norm.triton_impl import record as gated_norm
 from sparkinfer.kernels.triton_mixers import (
@@ -34,6 +34,7 @@ from sparkinfer.kernels.triton_mixers import (
     WORD_KEY_RECORD,
     WORD_RECURRENT,
     floats_at,
+    power_of_two,
     q8_args,
     silu,
     store_int8,
@@ -41,8 +42,10 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
-WARPS = 4
-TAPS = 4  # of the one kernel; other convolutions go by three
+TAPS = 4  # of the kernels for few rows; other convolutions go by three ops
+WARPS = 4  # of a program of the core, with COLUMNS columns each
+COLUMNS = tl.constexpr(8)
+PARTS = tl.constexpr(16)  # of a head's k dimension, each in registers of its own
 
 
 @triton.jit
@@ -53,149 +56,256 @@ def _taps(weight, stride, channel):
 
 
 @triton.jit
-def _history(state, channels, channel):
-    """The three inputs before the first row."""
-    at = state + channel
-    return tl.load(at), tl.load(at + channels), tl.load(at + 2 * channels)
-
-
-@triton.jit
-def _keep_history(state, channels, channel, x0, x1, x2):
-    tl.store(state + channel, x0)
-    tl.store(state + channels + channel, x1)
-    tl.store(state + 2 * channels + channel, x2)
-
-
-@triton.jit
-def _convolved(w0, w1, w2, w3, x0, x1, x2, x3):
-    return silu(tl.fma(w3, x3, tl.fma(w2, x2, tl.fma(w1, x1, w0 * x0))))
-
-
-@triton.jit
-def _add_pair(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
-def _add_three(a0, a1, a2, b0, b1, b2):
-    return a0 + b0, a1 + b1, a2 + b2
-
-
-@triton.jit
-def _sums_of_two(a, b):
-    """Sums over the first axis, taken together: they wait for one exchange between warps."""
-    if INTERPRETED:
-        return tl.sum(a, 0), tl.sum(b, 0)
+def _input_row(history, x, x_stride, row, channels):
+    """Where an input row lies: those before row 0 in the state."""
+    if row < 0:
+        at = history + (row + 3) * channels
     else:
-        return tl.reduce((a, b), 0, _add_pair)
+        at = x + row * x_stride
+    return at
 
 
 @triton.jit
-def _sums_of_three(a, b, c):
-    if INTERPRETED:
-        return tl.sum(a, 0), tl.sum(b, 0), tl.sum(c, 0)
+def _inputs(x0, x1, x2, x3, channel):
+    return (
+        tl.load(x0 + channel),
+        tl.load(x1 + channel),
+        tl.load(x2 + channel),
+        tl.load(x3 + channel),
+    )
+
+
+@triton.jit
+def _convolved(w, x):
+    return silu(tl.fma(w[3], x[3], tl.fma(w[2], x[2], tl.fma(w[1], x[1], w[0] * x[0]))))
+
+
+@triton.jit(do_not_specialize=["layer", "window"])
+def prepare_kernel(
+    x, x_stride, weight, weight_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, run, rows_of, layer,
+    window, eps, factor, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One row of the query and key of a key head, or of a value head.
+
+    A row of `rows_of`: query and key of each key head, values of each value head, decay and update gate of each value
+    head, query x key of each key head.
+    """
+    release_next()
+    CHANNELS: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
+    slot, row = tl.program_id(0), tl.program_id(1)
+    i = tl.arange(0, SIZE)
+    history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
+    recorded = tl.load(run + WORD_ADVANCE) == 0
+    at = layer.to(tl.int64) * window + row
+    record = floats_at(run, WORD_CONV_RECORD) + at * CHANNELS
+    x0 = _input_row(history, x, x_stride, row - 3, CHANNELS)
+    x1 = _input_row(history, x, x_stride, row - 2, CHANNELS)
+    x2 = _input_row(history, x, x_stride, row - 1, CHANNELS)
+    x3 = x + row * x_stride
+    target = rows_of + row * (CHANNELS + 2 * VALUE_HEADS + KEY_HEADS)
+    gates = target + CHANNELS
+    if slot < KEY_HEADS:
+        q_at = slot * SIZE + i
+        k_at = q_at + KEY_HEADS * SIZE
+        q_taps, k_taps = _taps(weight, weight_stride, q_at), _taps(weight, weight_stride, k_at)
+        keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + slot) * SIZE
+        await_inputs()
+        q_in, k_in = _inputs(x0, x1, x2, x3, q_at), _inputs(x0, x1, x2, x3, k_at)
+        q, k = _convolved(q_taps, q_in), _convolved(k_taps, k_in)
+        qq, kk, qk = tl.sum(q * q, 0), tl.sum(k * k, 0), tl.sum(q * k, 0)
+        q_scale = tl.div_rn(1.0, tl.sqrt_rn(qq + eps)) * factor
+        k_scale = tl.div_rn(1.0, tl.sqrt_rn(kk + eps))
+        q, k = q * q_scale, k * k_scale
+        tl.store(target + slot * 2 * SIZE + i, q)
+        tl.store(target + slot * 2 * SIZE + SIZE + i, k)
+        tl.store(gates + 2 * VALUE_HEADS + slot, qk * q_scale * k_scale)
+        if recorded:
+            tl.store(keys + i, k)
+            tl.store(record + q_at, q_in[3])
+            tl.store(record + k_at, k_in[3])
     else:
-        return tl.reduce((a, b, c), 0, _add_three)
+        head = slot - KEY_HEADS
+        v_at = (2 * KEY_HEADS + head) * SIZE + i
+        v_taps = _taps(weight, weight_stride, v_at)
+        rate, bias = tl.load(rates + head), tl.load(biases + head)
+        decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
+        await_inputs()
+        v_in = _inputs(x0, x1, x2, x3, v_at)
+        a = tl.load(alpha + row * alpha_stride + head)
+        b = tl.load(beta + row * beta_stride + head)
+        decay = decay_of(a, bias, rate)
+        tl.store(gates + 2 * head, decay)
+        tl.store(gates + 2 * head + 1, sigmoid(b))
+        tl.store(target + v_at, _convolved(v_taps, v_in))
+        if recorded:
+            tl.store(decays, decay)
+            tl.store(record + v_at, v_in[3])
+
+
+@triton.jit
+def _load_parts(at, DISTANCE: tl.constexpr):
+    found = (tl.load(at),)
+    for j in tl.static_range(1, PARTS):
+        found = found + (tl.load(at + j * DISTANCE),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _store_parts(at, DISTANCE: tl.constexpr, s):
+    for j in tl.static_range(PARTS):
+        tl.store(at + j * DISTANCE, s[j])
+
+
+@triton.jit
+def _spread(x, s):
+    return tl.broadcast_to(x[:, None, None], s.shape)
+
+
+@triton.jit
+def _against(x, s):
+    """Sum over k of x[k] S[k, groups, columns], for every k: four chains over the parts, then one sum in the warp."""
+    a = _spread(x[0], s[0]) * s[0]
+    b = _spread(x[1], s[1]) * s[1]
+    c = _spread(x[2], s[2]) * s[2]
+    d = _spread(x[3], s[3]) * s[3]
+    for j in tl.static_range(4, PARTS, 4):
+        a = tl.fma(_spread(x[j], s[j]), s[j], a)
+        b = tl.fma(_spread(x[j + 1], s[j]), s[j + 1], b)
+        c = tl.fma(_spread(x[j + 2], s[j]), s[j + 2], c)
+        d = tl.fma(_spread(x[j + 3], s[j]), s[j + 3], d)
+    return tl.broadcast_to(tl.sum((a + b) + (c + d), 0)[None, :, :], s[0].shape)
+
+
+@triton.jit
+def _step(s, k, delta, decay):
+    """decay S + k delta."""
+    found = (tl.fma(_spread(k[0], s[0]), delta, s[0] * decay),)
+    for j in tl.static_range(1, PARTS):
+        found = found + (tl.fma(_spread(k[j], s[j]), delta, s[j] * decay),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _touch(at):
+    """Bring what lies there into the multiprocessor's cache."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def _row(
+    source, head, key_head, column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """A prepared row: query and key in parts, values of the columns, decay, update gate, query x key."""
+    K: tl.constexpr = SIZE // PARTS
+    at = source + key_head * 2 * SIZE + tl.arange(0, K)
+    q, k = _load_parts(at, K), _load_parts(at + SIZE, K)
+    value = tl.load(source + (2 * KEY_HEADS + head) * SIZE + column)
+    gates = source + (2 * KEY_HEADS + VALUE_HEADS) * SIZE
+    decay, update = tl.load(gates + 2 * head), tl.load(gates + 2 * head + 1)
+    return q, k, value, decay, update, tl.load(gates + 2 * VALUE_HEADS + key_head)
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "window"])
-def net_kernel(
-    x, x_stride, weight, weight_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, gate, gate_stride,
-    head_norm, run, tickets, out, out_stride, q8, q8_stride, rows, layer, window, eps, factor,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, QUANTISED: tl.constexpr,
+def core_kernel(
+    rows_of, run, out, out_stride, rows, layer, window,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
+    """GROUPS x COLUMNS columns of a value head through all rows, COLUMNS of them a warp.
+
+    Tensors are [k, group, column]: eight k and eight columns (two a thread) in a warp for a head of 128.
+    """
+    release_next()
+    STRIDE: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE + 2 * VALUE_HEADS + KEY_HEADS
+    K: tl.constexpr = SIZE // PARTS
+    part, head = tl.program_id(0), tl.program_id(1)
+    key_head = head % KEY_HEADS
+    k_of = tl.arange(0, K)[:, None, None]
+    first_column = part * GROUPS * COLUMNS
+    column = first_column + tl.arange(0, GROUPS)[None, :, None] * COLUMNS
+    column = column + tl.arange(0, COLUMNS)[None, None, :] + k_of * 0
+    first = (k_of + column * 0) == 0
+    place = k_of * SIZE + column
+    # Known to be of 8 bytes only: then a thread takes two columns, and sums over k need three exchanges in a warp.
+    state = tl.multiple_of(tl.load(run + WORD_RECURRENT).to(tl.pointer_type(tl.float32)), 8)
+    state += (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
+    s = _load_parts(state + place, K * SIZE)
+    advance = tl.load(run + WORD_ADVANCE)
+    deltas = floats_at(run, WORD_DELTA_RECORD)
+    deltas += (layer.to(tl.int64) * window * VALUE_HEADS + head) * SIZE
+    await_inputs()  # the state is of an earlier run: nothing else in this one writes it
+    q, k, value, decay, update, qk = _row(
+        rows_of, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
+    )
+    lane = tl.arange(0, 32)
+    for row in range(1, rows):
+        source = rows_of + row * STRIDE
+        _touch(source + key_head * 2 * SIZE + tl.minimum(lane * 8, 2 * SIZE - 1))
+        values = (2 * KEY_HEADS + head) * SIZE + first_column
+        _touch(source + values + tl.minimum(lane * 8, GROUPS * COLUMNS - 1))
+        gates = source + (2 * KEY_HEADS + VALUE_HEADS) * SIZE
+        _touch(gates + tl.where(lane == 0, 2 * head, 2 * VALUE_HEADS + key_head))
+    for row in range(rows):
+        # The next row is on its way while this one is computed; the last row asks for itself again.
+        later = rows_of + tl.minimum(row + 1, rows - 1) * STRIDE
+        next_q, next_k, next_value, next_decay, next_update, next_qk = _row(
+            later, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
+        )
+        answer, result = _against(k, s) * decay, _against(q, s) * decay
+        delta = update * (value - answer)
+        s = _step(s, k, delta, decay)
+        result = tl.fma(delta, tl.zeros_like(delta) + qk, result)
+        tl.store(out + row * out_stride + head * SIZE + column, result, mask=first)
+        if advance == 0:
+            tl.store(deltas + row * VALUE_HEADS * SIZE + column, delta, mask=first)
+        q, k, value = next_q, next_k, next_value
+        decay, update, qk = next_decay, next_update, next_qk
+    if advance != 0:
+        _store_parts(state + place, K * SIZE, s)
+
+
+@triton.jit(do_not_specialize=["rows", "layer"])
+def finish_kernel(
+    source, source_stride, gate, gate_stride, head_norm, out, out_stride, q8, q8_stride, run, x, x_stride, rows, layer,
+    eps, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, MOVED: tl.constexpr,
+    QUANTISED: tl.constexpr,
+):  # fmt: skip
+    """One row of a value head. Those of row 0 also move MOVED channels of the convolution's state each."""
     release_next()
     CHANNELS: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE
-    head = tl.program_id(0)
-    key_head = head % KEY_HEADS
-    i = tl.arange(0, SIZE)
-    q_at, v_at = key_head * SIZE + i, (2 * KEY_HEADS + head) * SIZE + i
-    k_at = q_at + KEY_HEADS * SIZE
-    place = i[:, None] * SIZE + i[None, :]
-    zeros = tl.zeros((SIZE,), tl.float32)
-    state = floats_at(run, WORD_RECURRENT) + (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
+    head, row = tl.program_id(0), tl.program_id(1)
+    at = head * SIZE + tl.arange(0, SIZE)
+    weight = tl.load(head_norm + tl.arange(0, SIZE))
+    moves = (row == 0) & (tl.load(run + WORD_ADVANCE) != 0)
+    channel = head * MOVED + tl.arange(0, MOVED)
+    moved = (channel < CHANNELS) & moves
     history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
-    s = tl.load(state + place)
-    qw0, qw1, qw2, qw3 = _taps(weight, weight_stride, q_at)
-    kw0, kw1, kw2, kw3 = _taps(weight, weight_stride, k_at)
-    vw0, vw1, vw2, vw3 = _taps(weight, weight_stride, v_at)
-    q0, q1, q2 = _history(history, CHANNELS, q_at)
-    k0, k1, k2 = _history(history, CHANNELS, k_at)
-    v0, v1, v2 = _history(history, CHANNELS, v_at)
-    normed = tl.load(head_norm + i)
-    rate, bias = tl.load(rates + head), tl.load(biases + head)
-    advance = tl.load(run + WORD_ADVANCE)
-    at = layer.to(tl.int64) * window
-    inputs = floats_at(run, WORD_CONV_RECORD) + at * CHANNELS
-    keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + key_head) * SIZE
-    deltas = floats_at(run, WORD_DELTA_RECORD) + (at * VALUE_HEADS + head) * SIZE
-    decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
-    await_inputs()  # the states are of an earlier run: nothing else in this one writes them
-    q3, k3, v3 = tl.load(x + q_at), tl.load(x + k_at), tl.load(x + v_at)
-    a, b = tl.load(alpha + head), tl.load(beta + head)
-    g = tl.load(gate + head * SIZE + i)
-    for row in range(rows):
-        # The next row's inputs are on their way while this one is computed; the last row asks for itself again.
-        later = tl.minimum(row + 1, rows - 1)
-        source = x + later * x_stride
-        next_q, next_k, next_v = (
-            tl.load(source + q_at),
-            tl.load(source + k_at),
-            tl.load(source + v_at),
-        )
-        next_a, next_b = (
-            tl.load(alpha + later * alpha_stride + head),
-            tl.load(beta + later * beta_stride + head),
-        )
-        next_g = tl.load(gate + later * gate_stride + head * SIZE + i)
-
-        q = _convolved(qw0, qw1, qw2, qw3, q0, q1, q2, q3)
-        k = _convolved(kw0, kw1, kw2, kw3, k0, k1, k2, k3)
-        v = _convolved(vw0, vw1, vw2, vw3, v0, v1, v2, v3)
-        kk, qq, qk = _sums_of_three(k * k, q * q, q * k)
-        k_scale = tl.div_rn(1.0, tl.sqrt_rn(kk + eps))
-        q_scale = tl.div_rn(1.0, tl.sqrt_rn(qq + eps)) * factor
-        decay = decay_of(a, bias, rate)
-        s = s * decay
-        k_s, q_s = _sums_of_two(k[:, None] * s, q[:, None] * s)
-        delta = sigmoid(b) * (tl.fma(k_s, zeros - k_scale, v))
-        change = k_scale * delta
-        s = moved(s, k, change)
-        result = q_scale * tl.fma(change, zeros + qk, q_s)
-        scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(result * result, 0) / SIZE + eps))
-        y = result * scale * normed * silu(g)
-        tl.store(out + row * out_stride + head * SIZE + i, y)
-        if QUANTISED:
-            blocks = tl.arange(0, SIZE // 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
-            store_int8(
-                q8 + row * q8_stride,
-                tl.reshape(y, (SIZE // 32, 32)),
-                head * SIZE + blocks,
-                VALUE_HEADS * SIZE,
-                blocks >= 0,
-            )
-        if advance == 0:
-            tl.store(deltas + row * VALUE_HEADS * SIZE + i, change)
-            tl.store(decays + row * VALUE_HEADS, decay)
-            tl.store(inputs + row * CHANNELS + v_at, v3)
-            if head < KEY_HEADS:
-                tl.store(keys + row * KEY_HEADS * SIZE + i, k)
-                tl.store(inputs + row * CHANNELS + q_at, q3)
-                tl.store(inputs + row * CHANNELS + k_at, k3)
-        q0, q1, q2, q3 = q1, q2, q3, next_q
-        k0, k1, k2, k3 = k1, k2, k3, next_k
-        v0, v1, v2, v3 = v1, v2, v3, next_v
-        a, b, g = next_a, next_b, next_g
-    if advance != 0:
-        tl.store(state + place, s)
-        tl.debug_barrier()  # every thread of the program has read its history
-        _keep_history(history, CHANNELS, v_at, v0, v1, v2)
-        # Heads that share a key head read its history too: the last of them to come here replaces it.
-        SHARED: tl.constexpr = VALUE_HEADS // KEY_HEADS
-        if tl.atomic_add(tickets + key_head, 1, sem="acq_rel") == SHARED - 1:
-            _keep_history(history, CHANNELS, q_at, q0, q1, q2)
-            _keep_history(history, CHANNELS, k_at, k0, k1, k2)
-            tl.store(tickets + key_head, 0)
+    await_inputs()
+    # It becomes the last three inputs, the oldest first.
+    x0 = _input_row(history, x, x_stride, rows - 3, CHANNELS)
+    x1 = _input_row(history, x, x_stride, rows - 2, CHANNELS)
+    x2 = _input_row(history, x, x_stride, rows - 1, CHANNELS)
+    kept0 = tl.load(x0 + channel, mask=moved)
+    kept1 = tl.load(x1 + channel, mask=moved)
+    kept2 = tl.load(x2 + channel, mask=moved)
+    y = tl.load(source + row * source_stride + at)
+    g = tl.load(gate + row * gate_stride + at)
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(y * y, 0) / SIZE + eps))
+    y = y * scale * weight * silu(g)
+    tl.store(out + row * out_stride + at, y)
+    if QUANTISED:
+        BLOCKS: tl.constexpr = SIZE // 32
+        columns = tl.arange(0, BLOCKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
+        blocks = tl.reshape(y, (BLOCKS, 32))
+        columns += head * SIZE
+        store_int8(q8 + row * q8_stride, blocks, columns, VALUE_HEADS * SIZE, columns >= 0)
+    if moves:
+        tl.debug_barrier()  # every thread of the program has read what is overwritten
+        tl.store(history + channel, kept0, mask=moved)
+        tl.store(history + CHANNELS + channel, kept1, mask=moved)
+        tl.store(history + 2 * CHANNELS + channel, kept2, mask=moved)
 
 
 def _fits(recorder: CudaRecorder, net: DeltaNet, out: Activation) -> bool:
@@ -216,23 +326,33 @@ def record(
     """Raises ShapeError for a head size that is no power of two."""
     shape = net.shape
     check_shape(shape)
+    heads, size = shape.value_heads, shape.head_size
     if not _fits(recorder, net, out):
         conv(recorder, x, net.conv_weight, shape, net.layer, params, inputs.qkv)
         gated_delta(recorder, inputs, shape, net.layer, params, unnormed, net.eps)
-        gated_norm(
-            recorder, unnormed, gate, net.head_norm, out, heads=shape.value_heads, eps=net.eps
-        )
+        gated_norm(recorder, unnormed, gate, net.head_norm, out, heads=heads, eps=net.eps)
         return
-    strided = [
-        part for buffer in (x, net.conv_weight, inputs.alpha, inputs.beta) for part in pair(buffer)
-    ]
+    rows_of = recorder.scratch(
+        "delta rows", EXACT_ROWS * (shape.channels + 2 * heads + shape.key_heads)
+    )
+    numbers = {"KEY_HEADS": shape.key_heads, "VALUE_HEADS": heads, "SIZE": size}
     recorder.launch(
-        net_kernel, (shape.value_heads,),
-        *strided, inputs.decay_rate.array, inputs.time_bias.array, *pair(gate), net.head_norm.array, params.array,
-        recorder.scratch("delta net tickets", shape.key_heads, torch.int32), *pair(out.f32), *q8_args(out),
-        recorder.rows, net.layer, shape.window, net.eps, shape.head_size**-0.5,
-        KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, QUANTISED=out.q8 is not None,
-        num_warps=WARPS, overlap=True, **EXACT,
+        prepare_kernel, (shape.key_heads + heads, recorder.rows),
+        *pair(x), *pair(net.conv_weight), *pair(inputs.alpha), *pair(inputs.beta), inputs.decay_rate.array,
+        inputs.time_bias.array, params.array, rows_of, net.layer, shape.window, net.eps, size**-0.5,
+        num_warps=1, overlap=True, **numbers, **EXACT,
+    )  # fmt: skip
+    warps = min(size // COLUMNS.value, WARPS)
+    recorder.launch(
+        core_kernel, (size // (warps * COLUMNS.value), heads),
+        rows_of, params.array, *pair(unnormed), recorder.rows, net.layer, shape.window,
+        GROUPS=warps, num_warps=warps, overlap=True, **numbers, **EXACT,
+    )  # fmt: skip
+    recorder.launch(
+        finish_kernel, (heads, recorder.rows),
+        *pair(unnormed), *pair(gate), net.head_norm.array, *pair(out.f32), *q8_args(out), params.array, *pair(x),
+        recorder.rows, net.layer, net.eps, MOVED=power_of_two(-(-shape.channels // heads)),
+        QUANTISED=out.q8 is not None, num_warps=1, overlap=True, **numbers, **EXACT,
     )  # fmt: skip
 
 
