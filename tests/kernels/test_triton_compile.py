@@ -32,9 +32,9 @@ def test_kernels_compile_without_spills(part):
         "decode": (
             "linear_kernel",
             "gated_kernel",
-            "linear_gated_kernel",
-            "hidden_kernel",
-            "out_linear_kernel",
+            "router_gated_kernel",
+            "few_hidden_kernel",
+            "few_out_kernel",
         ),
         "wide": ("wide_kernel", "wide_gated_kernel", "wide_hidden_kernel", "wide_out_kernel"),
     }[part]

@@ -42,55 +42,15 @@ _HELD = 64  # words of codes that a lane holds
 _REGISTERS = 128  # so that a program's loads are all on their way before the first is used
 
 
-@triton.jit(do_not_specialize=["unit"])
-def few_hidden_kernel(
-    x, xf, x_stride, unit, slot_pairs, gate, up, total, expert_rows, groups,
-    out, out_stride, codes, floats, q_stride, blocks,
-    USED: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
-    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """A block of hidden[slot], as float32 and as int8, in 1 or 2 turns of F / G * B outputs.
-
-    The next launch starts when this one has what it waited for: then it, too, may read what was written before.
-    """
-    N: tl.constexpr = F // G * B
-    block = tl.program_id(0)
-    slot = tl.program_id(1)
-    SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
-    await_inputs()
-    release_next()
-    expert = (tl.load(slot_pairs + slot) & 0xFFFF).to(tl.int64)
-    at = (slot // USED) * x_stride
-    values = input_parts(x + at, xf + at, groups, unit, False, SUMS, BITS, F, G, B, CHUNKS, True)
-    row = expert * expert_rows + block * (TURNS * N)
-    results = ()
-    for turn in tl.static_range(TURNS):
-        first = row + turn * N
-        g = load_parts(gate, total, first, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
-        u = load_parts(up, total, first, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
-        tl.debug_barrier()  # keeps the loads together
-        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
-        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
-        a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-        b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-        results = results + (a * sigmoid(a) * b,)  # noqa: RUF005 Triton knows no unpacking
-    if TURNS == 1:
-        h = results[0]
-    else:
-        h = tl.reshape(tl.permute(tl.join(results[0], results[1]), (1, 0)), [2 * N])
-    W: tl.constexpr = TURNS * N
-    tl.store(out + slot.to(tl.int64) * out_stride + block * W + tl.arange(0, W), h)
-    none = tl.zeros([1], tl.int32)
-    y = tl.reshape(h, [1, W])
-    store_blocks(codes, floats, q_stride, blocks, none + slot, none + block, y, none == 0)
-
-
 @triton.jit
 def load_rows(
     w, total, base, g, unit,
     BITS: tl.constexpr, MODE: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """`weight_load` of group g [F, 1] of B outputs from `base` on, int64 [F, 1]: a lane's own."""
+    """`weight_load` of group g [F, 1] of B outputs from `base` on, int64 [F, 1]: a lane's own. A row has G groups.
+
+    Places are offsets, known to the compiler, of few addresses.
+    """
     MAIN: tl.constexpr = 8 if BITS == 8 else 4
     EXTRA: tl.constexpr = 1 if BITS == 5 else 2 if BITS == 6 else 0
     n = tl.arange(0, B)[None, :]
@@ -117,6 +77,55 @@ def load_rows(
     if MODE >= 2:
         pair = tl.load(plane + base * (G // 8) + (n * (G // 8) + g // 8))
     return q, a, b, word, pair
+
+
+@triton.jit(do_not_specialize=["unit"])
+def few_hidden_kernel(
+    x, xf, x_stride, unit, slot_pairs, gate, up, total, expert_rows,
+    out, out_stride, codes, floats, q_stride, blocks,
+    USED: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """A block of hidden[slot], as float32 and as int8, in 1 or 2 turns of F / G * B outputs.
+
+    The next launch starts when this one has what it waited for: then it, too, may read what was written before.
+    """
+    N: tl.constexpr = F // G * B
+    GROUPS: tl.constexpr = G * CHUNKS
+    block = tl.program_id(0)
+    slot = tl.program_id(1)
+    SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
+    await_inputs()
+    release_next()
+    expert = (tl.load(slot_pairs + slot) & 0xFFFF).to(tl.int64)
+    at = (slot // USED) * x_stride
+    values = input_parts(x + at, xf + at, GROUPS, unit, False, SUMS, BITS, F, G, B, CHUNKS, True)
+    f = tl.arange(0, F)[:, None]
+    row = expert * expert_rows + (block * (TURNS * N) + f // G * B)
+    results = ()
+    for turn in tl.static_range(TURNS):
+        g, u = (), ()
+        for c in tl.static_range(CHUNKS):
+            column = c * G + f % G
+            g = g + (load_rows(gate, total, row + turn * N, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
+        for c in tl.static_range(CHUNKS):
+            column = c * G + f % G
+            u = u + (load_rows(up, total, row + turn * N, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
+        tl.debug_barrier()  # keeps the loads together
+        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
+        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
+        a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        results = results + (a * sigmoid(a) * b,)  # noqa: RUF005 Triton knows no unpacking
+    if TURNS == 1:
+        h = results[0]
+    else:
+        h = tl.reshape(tl.permute(tl.join(results[0], results[1]), (1, 0)), [2 * N])
+    W: tl.constexpr = TURNS * N
+    tl.store(out + slot.to(tl.int64) * out_stride + block * W + tl.arange(0, W), h)
+    none = tl.zeros([1], tl.int32)
+    y = tl.reshape(h, [1, W])
+    store_blocks(codes, floats, q_stride, blocks, none + slot, none + block, y, none == 0)
 
 
 @triton.jit
@@ -283,7 +292,7 @@ def record_hidden(
     recorder.launch(
         few_hidden_kernel, (blocks, slots),
         words, floats, stride_of(words), 1, slots_of(recorder, routing),
-        gate.words, up.words, gate.total, gate.padded_outputs, gate.groups,
+        gate.words, up.words, gate.total, gate.padded_outputs,
         hidden, stride_of(hidden), codes, scales, stride_of(codes), blocks,
         USED=routing.used, **constants(gate),
         F=cut.lanes, G=cut.groups, B=cut.outputs, CHUNKS=cut.chunks, TURNS=cut.turns,

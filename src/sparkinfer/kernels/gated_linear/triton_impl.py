@@ -9,6 +9,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.gated_linear.triton_rows import record_rows
 from sparkinfer.kernels.linear.triton_impl import (
     EXACT,
     LATE_INPUTS,
@@ -191,6 +192,8 @@ def _joined(
     words, floats = input_views(x, gate)
     programs = before.grid[0]
     recorder.steps.pop()
+    if record_rows(recorder, before, words, floats, gate, up, out):
+        return True
     recorder.launch(
         linear_gated_kernel, (programs + gate.outputs // first.rows, rows),
         lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,

@@ -1,8 +1,5 @@
 """GPU form of `rms_norm`: one program a row, which also writes the row's int8 blocks."""
 
-from collections.abc import Callable
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -12,11 +9,6 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
-
-
-JOINED: dict[
-    Any, Callable[..., bool]
-] = {}  # by the kernel of the launch before: takes the norm into that launch
 
 
 @triton.jit
@@ -72,10 +64,6 @@ def record(
 ) -> None:
     """Pinned: the tree of one sum over a row padded to a power of two, by 4 warps; a row is a program of its own."""
     width = x.width
-    before = recorder.steps[-1] if recorder.steps else None
-    join = JOINED.get(getattr(before, "kernel", None))
-    if join is not None and join(recorder, x, weight, out, eps):
-        return
     codes = floats = out.f32.array
     if out.q8 is not None:
         assert width % 32 == 0, width

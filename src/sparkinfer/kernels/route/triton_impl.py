@@ -1,4 +1,4 @@
-"""GPU form of `route`: a warp a row chooses the experts; for few rows one program also writes the table."""
+"""GPU form of `route`: a warp a row chooses the experts. Few rows have no table: a slot is row x used + rank."""
 
 import torch
 import triton
@@ -77,42 +77,21 @@ def choose(
     return ids
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def route_kernel(
-    logits, stride, weights, weights_stride, table, slot_pairs, rows, experts, entries,
-    USED: tl.constexpr, PADDED: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    logits, stride, weights, weights_stride, slot_pairs, experts,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Choice and table of up to R rows, a warp a row. Slots are ordered by expert, then by row: a pair's slot is the
-    number of pairs with a smaller expert, or the same one and a lower row.
-    """
+    """The choice of one row of few: which expert each of its slots has."""
     release_next()
     await_inputs()
+    row = tl.program_id(0)
     chosen = choose(
-        logits, stride, rows, experts, weights, weights_stride, USED, PADDED, R, WIDTH, PIECES
-    )
-    P: tl.constexpr = R * PADDED
-    ids = tl.reshape(chosen, [P])
-    p = tl.arange(0, P)
-    live = (p // PADDED < rows) & (p % PADDED < USED)
-    ids = tl.where(live, ids, 0x7FFFFF)
-    mine, other = ids[None, :], ids[:, None]
-    equal = (mine == other) & live[:, None]
-    before = p[:, None] < p[None, :]
-    earlier = tl.sum((equal & before).to(tl.int32), 0)
-    slot = tl.sum((other < mine).to(tl.int32), 0) + earlier
-    count = tl.sum(equal.to(tl.int32), 0)
-    first = (earlier == 0) & live
-    head = first.to(tl.int32)
-    place = tl.sum(tl.where(other < mine, head[:, None], 0), 0)
-    pairs = rows * USED
-    tl.store(table, tl.sum(head, 0).to(tl.int64))
-    tl.store(table + 1 + (p // PADDED) * USED + p % PADDED, slot.to(tl.int64), mask=live)
-    entry = table + 1 + pairs + 3 * place
-    tl.store(entry, ids.to(tl.int64), mask=first)
-    tl.store(entry + 1, count.to(tl.int64), mask=first)
-    tl.store(entry + 2, slot.to(tl.int64), mask=first)
-    tl.store(table + 1 + pairs + 3 * entries + slot, (p // PADDED).to(tl.int64), mask=live)
-    tl.store(slot_pairs + slot, ids | ((p // PADDED) << 16), mask=live)
+        logits + row * stride, stride, 1, experts, weights + row * weights_stride, weights_stride,
+        USED, PADDED, 1, WIDTH, PIECES,
+    )  # fmt: skip
+    k = tl.arange(0, PADDED)[None, :]
+    tl.store(slot_pairs + row * USED + k, chosen | (row << 16), mask=k < USED)
 
 
 @triton.jit
@@ -195,7 +174,10 @@ def slots_of(recorder: CudaRecorder, routing: Routing) -> torch.Tensor:
 
 
 def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
-    """Pinned: a row's choice is made by its own warp, its weights are summed rank by rank; the table is of integers."""
+    """Pinned: a row's choice is made by its own warp, its weights are summed rank by rank; the table is of integers.
+
+    Few rows: the table is not written, `slots_of` tells all.
+    """
     rows, used, experts = recorder.rows, routing.used, routing.experts
     assert routing.table.width >= routing_words(rows, used, experts), routing
     pairs, padded = rows * used, triton.next_power_of_2(experts)
@@ -209,10 +191,9 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
         "PIECES": padded // width,
     }
     if not recorder.wide:
-        block = triton.next_power_of_2(rows)
         recorder.launch(
-            route_kernel, (1,), *strided, table, slots_of(recorder, routing), rows, experts, min(experts, pairs),
-            **shape, R=block, num_warps=block, overlap=True, **_EXACT,
+            route_kernel, (rows,), *strided, slots_of(recorder, routing), experts,
+            **shape, num_warps=1, overlap=True, **_EXACT,
         )  # fmt: skip
         return
     ids = recorder.scratch("route ids", pairs, torch.int32)
