@@ -1,6 +1,6 @@
 """GPU form of `linear`: a program has the whole width of a few outputs in registers and takes row after row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,6 @@ from sparkinfer.kernels.triton_quant import Form, load_parts, rows_product
 
 MOST = 4  # weights of one launch
 LATE_INPUTS = 1024
-JOINED: dict[
-    Any, Callable[..., bool]
-] = {}  # by the kernel of the last launch: takes a product into it
 EXACT = {"enable_fp_fusion": False}  # every multiply-add that is fused is written as one
 _LANES = 32
 
@@ -200,10 +197,6 @@ def _launch(
     add: bool,
 ) -> None:
     weight = group[0][0]
-    before = recorder.steps[-1] if recorder.steps and not add else None
-    join = JOINED.get(getattr(before, "kernel", None))
-    if len(group) == 1 and join is not None and join(recorder, x, weight, group[0][1]):
-        return
     outputs = sum(w.total for w, _ in group)
     tile = choose_tile(weight.form, weight.groups, outputs, processors(recorder))
     words, floats = input_views(x, weight)
