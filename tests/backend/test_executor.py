@@ -93,10 +93,16 @@ class Counted:
         return int(array.ctypes.data) + index * array.strides[0]
 
     def run(self, chunks: list[int]) -> None:
+        self.expect(chunks)
+        self.tape.replay()
+        self.check()
+
+    def expect(self, chunks: list[int]) -> None:
         self.counts[:] = 0
         self.counts[0, 0] = self.words[0] = 1
         self.words[1:] = chunks
-        self.tape.replay()
+
+    def check(self) -> None:
         wanted = np.arange(self.counts.shape[1]) < self.words[:, None]
         np.testing.assert_array_equal(self.counts, wanted)
         assert self.errors[0] == 0, "a chunk ran before the phase before it was done"
@@ -238,3 +244,37 @@ def test_two_targets_in_two_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert not failures, failures
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_what_is_started_runs_to_its_end_before_anything_else(threads):
+    """Started and waited for, started twice, or started and followed by a replay."""
+    rng = np.random.default_rng(threads)
+    with backend(threads) as owner:
+        first, second = Counted(owner, phases=5, most=40), Counted(owner, phases=3, most=40)
+        for turn in range(300):
+            for counted, phases in ((first, 5), (second, 3)):
+                counted.expect(rng.choice([0, 1, 2, 7, 40], phases).tolist())
+            first.tape.start()
+            if turn % 3 == 0:
+                owner.wait()
+                owner.wait()
+                first.check()
+                second.tape.replay()
+            elif turn % 3 == 1:
+                second.tape.replay()
+            else:
+                second.tape.start()
+                owner.wait()
+            first.check()
+            second.check()
+
+
+def test_close_while_something_was_started():
+    owner = CpuBackend(choose_isa(), 2)
+    counted = Counted(owner, phases=50, most=200)
+    counted.expect([200] * 50)
+    counted.tape.start()
+    owner.close()
+    owner.wait()
+    assert not any(worker.is_alive() for worker in owner._workers)

@@ -59,6 +59,11 @@ class Tape(Protocol):
     def replay(self) -> None:
         """Start every op, in order; `Backend.wait` returns when all results are written."""
 
+    def start(self) -> None:
+        """The same, but returns at once on the host too: until `Backend.wait` or another replay, its results and what
+        it reads belong to it.
+        """
+
 
 class Recorder(Protocol):
     """Receives the ops of a model while it is recorded. `rows` may be lowered before the last ops.
@@ -149,6 +154,7 @@ class Backend(Memory, Protocol):
     threads: int  # that load weights
     chunk: int  # most rows of a run
     on_host: bool  # the host reads and writes buffers directly
+    asynchronous: bool  # what is started runs while the host does something else
 
     @property
     def plan(self) -> dict[str, Any]:

@@ -79,6 +79,10 @@ class CpuTape:
     def replay(self) -> None:
         self._backend.run(self._head)
 
+    def start(self) -> None:
+        """Replay with the other threads; `CpuBackend.wait`, or another run, helps them to the end."""
+        self._backend.start(self._head)
+
 
 @dataclass
 class CpuRecorder:
@@ -172,6 +176,7 @@ class CpuBackend(HostMemory):
         """`wide_cache`: keys and values are kept as float32 instead of float16."""
         self.isa = isa
         self.threads = threads
+        self.asynchronous = threads > 1
         self.wide_cache = wide_cache
         self.arena = Arena()
         self.keep: list[list[Any]] = []
@@ -179,6 +184,9 @@ class CpuBackend(HostMemory):
         self._control = aligned(8 * executor.CONTROL_WORDS)
         self._address = int(self._control.ctypes.data)
         self._run: Callable[..., None] = executor.RUN.native(2)
+        self._start: Callable[..., None] = executor.START.native(2)
+        self._join: Callable[..., None] = executor.JOIN.native(2)
+        self._started = 0  # tape that was started and not waited for
         self._lock = threading.Lock()
         self._workers = [
             threading.Thread(
@@ -208,7 +216,24 @@ class CpuBackend(HostMemory):
 
     def run(self, head: int) -> None:
         with self._lock:
+            self._finish()
             self._run(self._address, head)
+
+    def start(self, head: int) -> None:
+        """Run without waiting, where there are threads beside the caller's."""
+        if self.threads == 1:
+            self.run(head)
+            return
+        with self._lock:
+            self._finish()
+            self._started = head
+            self._start(self._address, head)
+
+    def _finish(self) -> None:
+        """Help with what was started. Holds the lock."""
+        head, self._started = self._started, 0
+        if head:
+            self._join(self._address, head)
 
     def close(self) -> None:
         """Stop the threads. Idempotent; no tape may be replayed afterwards."""
@@ -234,7 +259,10 @@ class CpuBackend(HostMemory):
         """Nothing: kernels are compiled when they are recorded."""
 
     def wait(self) -> None:
-        """Nothing: a replay returns when it is done."""
+        """A replay returns when it is done: only what was started is waited for."""
+        if self._started:
+            with self._lock:
+                self._finish()
 
     def recorder(self, rows: int) -> CpuRecorder:
         return CpuRecorder(self, rows)

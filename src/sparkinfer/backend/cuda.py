@@ -167,6 +167,10 @@ class CudaTape:
         for step in self.steps:
             step.run()
 
+    def start(self) -> None:
+        """A replay only starts it anyway."""
+        self.replay()
+
 
 @dataclass
 class CudaRecorder:
@@ -250,6 +254,7 @@ class CudaBackend:
     threads = 4  # that load weights
     chunk = 2048
     on_host = False
+    asynchronous = True
 
     def __init__(
         self, device: str = "cuda", *, wide_cache: bool = False, graphs: bool = True

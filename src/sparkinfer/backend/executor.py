@@ -40,6 +40,7 @@ CLOSED = 1 << 23
 _PHASE_BYTES, _JOB_BYTES, _PROLOGUE_BYTES = 8 * PHASE_WORDS, 8 * JOB_WORDS, 8 * PROLOGUE_WORDS
 _COUNTER_BYTES, _DONE = 8 * COUNTER_WORDS, 64
 _SPIN = 4000  # pauses before a thread sleeps (about 50 us)
+_IDLE_SPIN = 40000  # the same between two runs: waking up takes about as long as the host's part of a speculative step
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 _WAIT, _WAKE = 128, 129  # private futex operations
@@ -157,8 +158,8 @@ def _run_tape(control: int, tape: int, epoch: int, thread: int) -> None:
         counter += _COUNTER_BYTES
 
 
-def _run(control: int, tape: int) -> None:
-    """Replay a tape as thread 0 and return when its last phase is done."""
+@inner
+def _begin(control: int, tape: int) -> None:
     epoch = atomic_load(control + EPOCH) + 1
     counter = load_i64(tape + 16)
     for _ in range(load_i64(tape)):
@@ -169,7 +170,27 @@ def _run(control: int, tape: int) -> None:
     atomic_store(control + EPOCH, epoch)
     if atomic_load(control + IDLE) > 0:
         _wake(control + EPOCH)
-    _run_tape(control, tape, epoch, 0)
+
+
+def _start(control: int, tape: int) -> None:
+    """Let the workers begin to replay a tape; every start is followed by a `_join`, before any other."""
+    _begin(control, tape)
+
+
+@inner
+def _join_tape(control: int, tape: int) -> None:
+    _run_tape(control, tape, atomic_load(control + EPOCH), 0)
+
+
+def _join(control: int, tape: int) -> None:
+    """Help as thread 0 with a tape that was started, and return when its last phase is done."""
+    _join_tape(control, tape)
+
+
+def _run(control: int, tape: int) -> None:
+    """Replay a tape as thread 0 and return when its last phase is done."""
+    _begin(control, tape)
+    _join_tape(control, tape)
 
 
 def _work(control: int, thread: int) -> None:
@@ -180,7 +201,7 @@ def _work(control: int, thread: int) -> None:
         while atomic_load(control + EPOCH) == seen:
             spin_hint(0)
             spins += 1
-            if spins > _SPIN:
+            if spins > _IDLE_SPIN:
                 atomic_add(control + IDLE, 1)
                 if atomic_load(control + EPOCH) == seen:
                     _sleep(control + EPOCH, seen)
@@ -199,5 +220,7 @@ def _stop(control: int) -> None:
 
 
 RUN = Kernel(_run, types.void(types.int64, types.int64))
+START = Kernel(_start, types.void(types.int64, types.int64))
+JOIN = Kernel(_join, types.void(types.int64, types.int64))
 WORK = Kernel(_work, types.void(types.int64, types.int64))
 STOP_ALL = Kernel(_stop, types.void(types.int64))

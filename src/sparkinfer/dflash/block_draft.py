@@ -98,13 +98,15 @@ class BlockDraft:
             )
         done = 0
         for count in pieces(len(tokens), self._backend):
+            if self._backend.on_host:
+                self._backend.wait()
             self._rows.make_room(count)
             piece = features[done : done + count]
             there = self._tapped(piece)
             if not there:
                 self.tapes.features.f32.array[:count] = piece
             self.tapes.intake.send(self._words(count))
-            self.tapes.context(count, tapped=there).replay()
+            self.tapes.context(count, tapped=there).start()
             self._rows.append(tokens[done : done + count])
             done += count
 
@@ -117,6 +119,8 @@ class BlockDraft:
                 f"anchor {anchor} is outside the vocabulary of {self.output.n_vocab}"
             )
         rows = self._block_rows(depth)
+        if self._backend.on_host:
+            self._backend.wait()
         self._rows.make_room(rows)
         self._send(anchor, rows)
         if self.tapes.links is not None and self.output.markov is not None:
@@ -129,6 +133,7 @@ class BlockDraft:
         return SelectorProposals(logits, hidden, self.output, self._selector)
 
     def assume(self, length: int) -> None:
+        self._backend.wait()
         self._rows.assume(length)
 
     def warm_up(self, progress: Progress | None = None) -> None:

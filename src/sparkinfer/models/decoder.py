@@ -147,8 +147,8 @@ class Target:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether work is only started by the calls that ask for it, and done when its result is read."""
-        return not self.backend.on_host
+        """Whether what is only started runs while the host does something else."""
+        return self.backend.asynchronous
 
     def feature_rows(self, rows: int) -> Any:
         """Memory for what `tapped` gives, of its kind."""
