@@ -36,7 +36,14 @@ def test_kernels_compile_without_spills(part):
             "few_hidden_kernel",
             "few_out_kernel",
         ),
-        "wide": ("wide_kernel", "wide_gated_kernel", "wide_hidden_kernel", "wide_out_kernel"),
+        "wide": (
+            "wide_kernel",
+            "wide_gated_kernel",
+            "halves_kernel",
+            "halves_gated_kernel",
+            "wide_hidden_kernel",
+            "wide_out_kernel",
+        ),
     }[part]
     assert set(products) <= {r["kernel"] for r in records}
     for r in records:

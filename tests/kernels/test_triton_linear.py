@@ -11,7 +11,7 @@ from sparkinfer.backend.cuda import q8_views
 from sparkinfer.errors import ShapeError
 from sparkinfer.kernels.gated_linear import gated_linear
 from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
-from sparkinfer.kernels.linear import linear, pack_weight
+from sparkinfer.kernels.linear import linear, pack_weight, triton_wide
 from sparkinfer.kernels.linear.reference import linear as reference
 from sparkinfer.kernels.linear.reference import quantised_rows
 from sparkinfer.kernels.linear.triton_impl import choose_tile
@@ -135,6 +135,24 @@ def test_many_rows_are_multiplied_in_half_precision(format_name):
     before = random_rows(19, 40, seed=5)
     [added] = products(x, [packed], add=[before])
     assert_close(added, before + got, np.abs(before) + np.abs(got), 1e-6)
+
+
+@pytest.mark.parametrize("format_name", ["Q8_0", "Q4_K", "Q6_K"])
+def test_a_weight_may_be_unpacked_once_for_all_rows(monkeypatch, format_name):
+    packed, dense = weight(format_name, 40, 512)
+    x, before = random_rows(19, 512), random_rows(19, 40, seed=5)
+    wanted = reference(x, dense)
+    monkeypatch.setattr(triton_wide, "UNPACK_ROWS", 17)
+    monkeypatch.setattr(triton_wide, "UNPACK_OUTPUTS", 8)
+    [got], [added] = products(x, [packed]), products(x, [packed], add=[before])
+    error = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert (error < 1e-3).all()
+    assert_close(added, before + got, np.abs(before) + np.abs(got), 1e-6)
+    gate, up = weight(format_name, 64, 512)[0], weight(format_name, 64, 512, seed=2)[0]
+    once = host(gated(gate, up, x / 30, 64, quantised=True).f32)
+    monkeypatch.setattr(triton_wide, "UNPACK_ROWS", 1000)
+    tiles = host(gated(gate, up, x / 30, 64, quantised=True).f32)
+    assert np.linalg.norm(once - tiles) < 1e-4 * np.linalg.norm(tiles)
 
 
 def test_weights_of_one_form_share_a_launch_and_others_have_their_own():

@@ -11,7 +11,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaBackend, CudaRecorder, q8_views
 from sparkinfer.kernels.linear.triton_pack import PAD, TritonWeight, pack_blocks
-from sparkinfer.kernels.linear.triton_wide import record_wide
+from sparkinfer.kernels.linear.triton_wide import record_wide, record_wide_floats
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import Form, load_parts, rows_product
 
@@ -171,7 +171,7 @@ def record(
 ) -> None:
     """Weights of one form and width share a launch (up to 4), since they read the same rows.
 
-    More rows than a window: tensor cores, except for float weights.
+    More rows than a window: tensor cores.
     Pinned: `choose_tile` looks at the weights of a launch only; rows are taken in a loop at run time, two at a time.
     """
     pending = list(zip(weights, out, strict=True))
@@ -179,7 +179,10 @@ def record(
         coded = [pair for pair in pending if pair[0].quantised]
         if coded:
             record_wide(recorder, x.f32.array, coded, add)
-        pending = [pair for pair in pending if not pair[0].quantised]
+        for weight, buffer in pending:
+            if not weight.quantised:
+                record_wide_floats(recorder, x.f32.array, weight, buffer, add)
+        return
     while pending:
         first = pending[0][0]
         group = [

@@ -5,6 +5,9 @@ columns 0-15 of all groups, then columns 16-31. Each row is divided by its large
 by 64, so that float16 neither overflows nor loses small values; the result is multiplied back in float32. The rounding
 to float16 (2^-11 of a value) is finer than that of the int8 blocks which few rows are multiplied as.
 
+From `UNPACK_ROWS` rows on a weight is written out as float16 first, once: unpacking costs more than the multiplication
+does, and every tile of rows would do it again. Float weights are multiplied in three products of rounded parts.
+
 Deterministic: no atomics, one chain over the width per output. Bits may differ from those for few rows.
 """
 
@@ -23,6 +26,9 @@ from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_
 GROUPS = 4  # of 32 columns in a step
 OUTPUTS = 128  # of a tile
 ROWS = 128  # of a tile
+UNPACK_ROWS = 512  # rows from which on a weight is unpacked once
+UNPACK_OUTPUTS = 256  # and outputs
+STEP = 64  # columns of a step with unpacked weights
 _WEIGHT_SCALE = tl.constexpr(64.0)
 
 
@@ -158,6 +164,142 @@ def wide_gated_kernel(
     tl.store(at, a * sigmoid(a) * (b * scale), mask=live[None, :] & (n < total)[:, None])
 
 
+@triton.jit
+def wide_float_kernel(
+    x, x_stride, rows, inputs, w, padded, total, out, out_stride,
+    ADD: tl.constexpr, B: tl.constexpr, M: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] (+)= w[n] . x[r] of float32 rows: three tensor-core products of rounded parts, errors about 1e-6."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    live, there = (m < rows)[None, :], (n < total)[:, None]
+    acc = tl.zeros([B, M], tl.float32)
+    for k in range(0, bound(inputs), STEP):
+        column = k + tl.arange(0, STEP)
+        a = tl.load(
+            w + n.to(tl.int64)[:, None] * padded + column[None, :],
+            mask=there & (column < inputs)[None, :], other=0.0,
+        )  # fmt: skip
+        b = tl.load(
+            x + m.to(tl.int64)[None, :] * x_stride + column[:, None],
+            mask=live & (column < inputs)[:, None], other=0.0,
+        )  # fmt: skip
+        acc = tl.dot(a.to(tl.float32), b, acc, input_precision="tf32x3")
+    at = out + m.to(tl.int64)[None, :] * out_stride + n[:, None]
+    if ADD:
+        acc += tl.load(at, mask=live & there, other=0.0)
+    tl.store(at, acc, mask=live & there)
+
+
+@triton.jit
+def unpack_kernel(
+    w, total, groups, unit, target, padded,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    G: tl.constexpr, B: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """A tile of a weight as float16 [total, padded], columns in the order of `input_halves`, times 64."""
+    k = tl.program_id(0) * G
+    first = tl.program_id(1) * B
+    lo, hi = weight_halves(
+        w, total, first.to(tl.int64), total - first, k, groups, unit, BITS, MODE, ZERO, G, B, EVEN
+    )
+    n = first + tl.arange(0, B)
+    at = target + n.to(tl.int64)[:, None] * padded + (k * 16 + tl.arange(0, 16 * G))[None, :]
+    there = (n < total)[:, None]
+    tl.store(at, lo, mask=there)
+    tl.store(at + padded // 2, hi, mask=there)
+
+
+@triton.jit
+def halves_kernel(
+    x, scales, rows, w, padded, total, out, out_stride,
+    ADD: tl.constexpr, M: tl.constexpr, B: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] (+)= w[n] . x[r] of float16 rows that fill whole tiles."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    k = tl.arange(0, STEP)
+    xs = x + m.to(tl.int64)[:, None] * padded + k[None, :]
+    ws = w + n.to(tl.int64)[None, :] * padded + k[:, None]
+    acc = tl.zeros([M, B], tl.float32)
+    for _ in range(0, bound(padded), STEP):
+        acc = tl.dot(tl.load(xs), tl.load(ws), acc)
+        xs += STEP
+        ws += STEP
+    live = m < rows
+    scale = tl.load(scales + m, mask=live, other=0.0) * (1.0 / _WEIGHT_SCALE)
+    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    there = live[:, None] & (n < total)[None, :]
+    result = acc * scale[:, None]
+    if ADD:
+        result += tl.load(at, mask=there, other=0.0)
+    tl.store(at, result, mask=there)
+
+
+@triton.jit
+def halves_gated_kernel(
+    x, scales, rows, gate, up, padded, total, out, out_stride,
+    M: tl.constexpr, B: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] = silu(gate[n] . x[r]) * (up[n] . x[r])."""
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    k = tl.arange(0, STEP)
+    xs = x + m.to(tl.int64)[:, None] * padded + k[None, :]
+    place = n.to(tl.int64)[None, :] * padded + k[:, None]
+    gs, us = gate + place, up + place
+    a = tl.zeros([M, B], tl.float32)
+    b = tl.zeros([M, B], tl.float32)
+    for _ in range(0, bound(padded), STEP):
+        rows_now = tl.load(xs)
+        a = tl.dot(rows_now, tl.load(gs), a)
+        b = tl.dot(rows_now, tl.load(us), b)
+        xs += STEP
+        gs += STEP
+        us += STEP
+    live = m < rows
+    scale = (tl.load(scales + m, mask=live, other=0.0) * (1.0 / _WEIGHT_SCALE))[:, None]
+    a *= scale
+    at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
+    tl.store(at, a * sigmoid(a) * (b * scale), mask=live[:, None] & (n < total)[None, :])
+
+
+def unpacked(recorder: CudaRecorder, weight: TritonWeight, padded: int, name: str) -> torch.Tensor:
+    """Record the float16 form of a weight [outputs to whole tiles, padded]."""
+    tall = -(-weight.total // 256) * 256
+    target = recorder.scratch(f"float16 {name}", tall * padded, torch.float16)
+    outputs = 64
+    recorder.launch(
+        unpack_kernel, (padded // 32 // GROUPS, -(-weight.total // outputs)),
+        weight.words, weight.total, weight.groups, 1, target, padded, **constants(weight), G=GROUPS, B=outputs,
+        EVEN=weight.groups % GROUPS == 0 and weight.total % outputs == 0, num_warps=4,
+    )  # fmt: skip
+    return target
+
+
+def half_tile(outputs: int, rows: int, sms: int, add: bool) -> int:
+    """Outputs of a tile with `ROWS` rows. Results that are added to need registers for what was there."""
+    enough = -(-outputs // 256) * -(-rows // ROWS) * 4 >= 3 * sms
+    return 256 if enough and not add else 128
+
+
+_FLOATS = {32: torch.float32, 16: torch.float16, 17: torch.bfloat16}
+
+
+def record_wide_floats(
+    recorder: CudaRecorder, x: torch.Tensor, weight: TritonWeight, out: Buffer, add: bool
+) -> None:
+    """A float weight keeps its precision: a router's choices hang on it."""
+    assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
+    values = weight.words.view(_FLOATS[weight.form.bits])
+    size = 64
+    recorder.launch(
+        wide_float_kernel, (-(-recorder.rows // size), -(-weight.padded_outputs // size)),
+        x, x.stride(0), recorder.rows, weight.inputs, values, weight.groups * weight.form.group, weight.total,
+        out.array, out.array.stride(0), ADD=add, B=size, M=size, STEP=32, num_warps=4, num_stages=3,
+    )  # fmt: skip
+
+
 def halved_input(
     recorder: CudaRecorder, x: torch.Tensor, width: int, rows: int, tile_rows: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
@@ -197,6 +339,15 @@ def record_wide(
     rows, inputs = recorder.rows, pairs[0][0].inputs
     halves, scales, padded = halved_input(recorder, x, inputs, rows, ROWS, "rows")
     for weight, out in pairs:
+        if rows >= UNPACK_ROWS and weight.padded_outputs >= UNPACK_OUTPUTS:
+            halved = unpacked(recorder, weight, padded, "weights")
+            wide = half_tile(weight.padded_outputs, rows, recorder.owner.sms, add)
+            recorder.launch(
+                halves_kernel, (-(-rows // ROWS), -(-weight.padded_outputs // wide)),
+                halves, scales, rows, halved, padded, weight.total, out.array, out.array.stride(0),
+                ADD=add, M=ROWS, B=wide, STEP=STEP, num_warps=8, num_stages=4 if wide == 256 else 5,
+            )  # fmt: skip
+            continue
         outputs, tall = tile_of(weight.padded_outputs, rows, recorder.owner.sms)
         assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
         args: tuple[Any, ...] = (
@@ -217,6 +368,15 @@ def record_wide_gated(
     """The gated product as float32 rows; whoever reads it as int8 blocks has them written from there."""
     rows = recorder.rows
     halves, scales, padded = halved_input(recorder, x, gate.inputs, rows, ROWS, "rows")
+    if rows >= UNPACK_ROWS and gate.padded_outputs >= UNPACK_OUTPUTS:
+        first = unpacked(recorder, gate, padded, "weights")
+        second = unpacked(recorder, up, padded, "other weights")
+        recorder.launch(
+            halves_gated_kernel, (-(-rows // ROWS), -(-gate.padded_outputs // 128)),
+            halves, scales, rows, first, second, padded, gate.total, out, out.stride(0),
+            M=ROWS, B=128, STEP=STEP, num_warps=8, num_stages=4,
+        )  # fmt: skip
+        return
     outputs, tall = tile_of(gate.padded_outputs, rows, recorder.owner.sms)
     outputs = min(outputs, 64)
     recorder.launch(

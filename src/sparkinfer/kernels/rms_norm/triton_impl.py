@@ -12,17 +12,21 @@ _EXACT = {"enable_fp_fusion": False}
 
 
 @triton.jit
-def norm_row(
-    value, factor, out, codes, floats, q_stride, row, width, eps, BLOCK: tl.constexpr, QUANTISED: tl.constexpr
+def rms_norm_kernel(
+    x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
+    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Write the normed row and its int8 blocks; `value` and `factor` float32 [BLOCK] are 0 past the width.
-
-    Every kernel that calls it has 4 warps and so adds the squares in the same order.
-    """
+    """One row, and its int8 blocks."""
+    release_next()
+    row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
+    live = k < width
+    factor = tl.load(weight + k, mask=live, other=0.0)
+    await_inputs()
+    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
     mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
-    tl.store(out + k, y, mask=k < width)
+    tl.store(out + row * out_stride + k, y, mask=live)
     if QUANTISED:
         block = tl.arange(0, BLOCK // 32)
         groups = width // 32
@@ -32,45 +36,19 @@ def norm_row(
         )
 
 
-@triton.jit
-def rms_norm_kernel(
-    x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
-    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
-):  # fmt: skip
-    release_next()
-    row = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
-    live = k < width
-    factor = tl.load(weight + k, mask=live, other=0.0)
-    await_inputs()
-    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
-    norm_row(
-        value,
-        factor,
-        out + row * out_stride,
-        codes,
-        floats,
-        q_stride,
-        row,
-        width,
-        eps,
-        BLOCK,
-        QUANTISED,
-    )
-
-
 def record(
     recorder: CudaRecorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float
 ) -> None:
-    """Pinned: the tree of one sum over a row padded to a power of two, by 4 warps; a row is a program of its own."""
+    """Pinned: the tree of one sum over a row padded to a power of two; a row is a program of its own."""
     width = x.width
     codes = floats = out.f32.array
     if out.q8 is not None:
         assert width % 32 == 0, width
         codes, floats = q8_views(out.q8)
+    block = max(32, triton.next_power_of_2(width))
     recorder.launch(
         rms_norm_kernel, (recorder.rows,),
         x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),
         codes, floats, codes.stride(0), width, eps,
-        BLOCK=max(32, triton.next_power_of_2(width)), QUANTISED=out.q8 is not None, num_warps=4, overlap=True, **_EXACT,
+        BLOCK=block, QUANTISED=out.q8 is not None, num_warps=min(16, max(4, block // 256)), overlap=True, **_EXACT,
     )  # fmt: skip
