@@ -6,7 +6,7 @@ costs little or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ _LEAST = 1e-8
 def on_grid(values: Sequence[Tensor]) -> list[Tensor]:
     """Each tensor [..., a multiple of 32] with every 32 of its values on 16 levels from their least to their largest.
 
-    Least value and step are rounded to half precision, as the file keeps them, so it keeps these values exactly.
+    Least value and step are rounded to half precision, as the file keeps them, so it keeps these values exactly. Not
+    to be compiled: a compiler leaves such roundings out.
     """
     found = []
     for tensor in values:
@@ -44,16 +45,12 @@ class Grid:
             if parameter.ndim == 2 and "markov" not in name and parameter.shape[1] % BLOCK == 0
         ]
         self._exact: list[Tensor] | None = None
-        self._round: Callable[[Sequence[Tensor]], list[Tensor]] = on_grid
-
-    def compile(self) -> None:
-        self._round = torch.compile(on_grid, dynamic=False)
 
     @torch.no_grad()
     def enter(self) -> None:
         """Put the matrices on the grid, and keep the exact ones."""
         self._exact = [matrix.detach().clone() for matrix in self.matrices]
-        for matrix, rounded in zip(self.matrices, self._round(self.matrices), strict=True):
+        for matrix, rounded in zip(self.matrices, on_grid(self.matrices), strict=True):
             matrix.copy_(rounded)
 
     @torch.no_grad()

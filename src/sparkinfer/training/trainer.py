@@ -60,7 +60,6 @@ class Trainer:
         for layer in (*self.target.layers, *self.draft.layers):
             layer.compile(dynamic=False)
         self._objective = torch.compile(self._loss, dynamic=False)
-        self.grid.compile()
 
     def run(self, checkpoint: Path | None = None) -> None:
         """Train to the end of the plan, from the checkpoint where there is one."""
