@@ -271,7 +271,7 @@ def test_context_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert load_draft(folder, model, context=100).plan["context"] == 100
     with pytest.raises(RequestError, match=r"draft context 641 is outside 1 \.\. 640"):
         load_draft(folder, model, context=641)
-    monkeypatch.setattr("sparkinfer.dflash.draft.available_memory", lambda: 1000)
+    monkeypatch.setattr(type(model.backend), "memory", lambda _self: 1000)
     with pytest.raises(MemoryLimitError, match=r"needs about 0\.0 GiB .* are available"):
         load_draft(folder, model)
 

@@ -41,6 +41,11 @@ def usable(number: int = 0) -> str:
     return "" if number < count else f"there is no GPU {number}: torch finds {count}, numbered from 0"
 
 
+def free_memory() -> int:
+    """Bytes that are free on the first GPU."""
+    return int(torch.cuda.mem_get_info(0)[0])
+
+
 def q8_views(q8: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
     """The codes of a quantised activation as int32 [rows, n / 4] and its floats [rows, 2 x n / 32]: the scales, then
     scale times sum of codes. Row strides count words of four bytes.

@@ -173,10 +173,21 @@ def _model(model: str, options: Options) -> Iterator[Finding]:
     with open_gguf(path) as file:
         needed = sum(info.n_bytes for info in file.tensors.values())
         architecture = file.architecture
-    available = machine.available_memory()
-    short = f"{_gib(needed)} of weights and {_gib(available)} available: pull a smaller quant"
+    available, where = _room()
+    short = f"{_gib(needed)} of weights and {_gib(available)} {where}: pull a smaller quant"
     yield Finding("model", "file", f"{path} ({architecture})")
     yield Finding("model", "weights", _gib(needed), short if needed > available else "")
+
+
+def _room() -> tuple[int, str]:
+    """Return the bytes that are free where models run by default, and where that is."""
+    from sparkinfer.backend.choose import why_no_gpu
+
+    if why_no_gpu():
+        return machine.available_memory(), "available"
+    from sparkinfer.backend.cuda import free_memory
+
+    return free_memory(), "free on the GPU (without --device cpu)"
 
 
 def _gib(n_bytes: int) -> str:

@@ -32,7 +32,6 @@ from sparkinfer.dflash.proposals import MarkovHead, Output, Selector
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.kernels.linear import pack_weight
-from sparkinfer.machine import available_memory
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.models.decoder import Target
 from sparkinfer.models.table import Table
@@ -79,7 +78,8 @@ def load_draft(
         checkpoint.encode("Q8_0", keep={EMBEDDING, MARKOV[0], *CODEBOOKS, *_base_kernels(config)})
     shape = KvShape(config.n_layers, config.kv_heads, config.head_size, 4 if exact else 2)
     window = config.window if all(config.windows) else 0
-    _check_memory(config, checkpoint, shape, size, window, exact)
+    cache = shape.n_bytes(cache_rows_of(size, window))
+    _check_memory(checkpoint, target, cache + 8 * size * config.head_size, size, exact)
     weights = Weights(checkpoint, target.backend, exact, progress)
     ids = _ids(checkpoint, target.config.n_vocab)
     network = _build(weights, config, checkpoint, target, ids, size)
@@ -258,26 +258,22 @@ def _embedding(checkpoint: Checkpoint, target: Target) -> Table:
 
 
 def _check_memory(
-    config: DraftConfig,
-    checkpoint: Checkpoint,
-    shape: KvShape,
-    context: int,
-    window: int,
-    exact: bool,
+    checkpoint: Checkpoint, target: Target, cache: int, context: int, exact: bool
 ) -> None:
-    """Refuse before loading what cannot fit."""
+    """Refuse before loading what cannot fit beside the target's sequence, whose memory is taken later. `cache`: bytes
+    of keys, values and rotations.
+    """
     weights = sum(
         4 * int(np.prod(info.shape)) if exact else info.n_bytes
         for info in checkpoint.tensors.values()
     )
-    cache = shape.n_bytes(cache_rows_of(context, window))
-    table = 8 * context * config.head_size
-    needed, available = int(weights * 1.1) + cache + table, available_memory()
+    needed = int(weights * 1.1) + cache
+    available = target.backend.memory() - target.state_shape.n_bytes(target.context)
     if needed > available:
         raise MemoryLimitError(
             f"the draft {checkpoint.path.name} needs about {needed / 2**30:.1f} GiB (weights {weights / 2**30:.1f},"
-            f" context {context}: {(cache + table) / 2**30:.1f}), {available / 2**30:.1f} GiB are available;"
-            " try a smaller -c"
+            f" context {context}: {cache / 2**30:.1f}), {max(0, available) / 2**30:.1f} GiB are available beside the"
+            " target; try a smaller -c"
         )
 
 
