@@ -4,6 +4,7 @@ A partial result is head_size floats, the split's maximum and its sum of exponen
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -73,156 +74,111 @@ def _softmax(scores: int, low: int, count: int, first: int, tiles: int, result: 
     store_f32(result + 4, sum_lanes(total))
 
 
-@inner
-def _half_scores(n: int, pair: bool, q: int, keys: int, size: int, out: int) -> None:
-    if n == 6:
-        score_tile(6, 1, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 5:
-        score_tile(5, 1, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 4:
-        score_tile(4, 1, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 3 and pair:
-        score_tile(3, 2, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 3:
-        score_tile(3, 1, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 2 and pair:
-        score_tile(2, 2, 0, q, keys, size, out, SPLIT * 4)
-    elif n == 2:
-        score_tile(2, 1, 0, q, keys, size, out, SPLIT * 4)
-    elif pair:
-        score_tile(1, 2, 0, q, keys, size, out, SPLIT * 4)
-    else:
-        score_tile(1, 1, 0, q, keys, size, out, SPLIT * 4)
-
-
-@inner
-def _wide_scores(n: int, pair: bool, q: int, keys: int, size: int, out: int) -> None:
-    if n == 6:
-        score_tile(6, 1, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 5:
-        score_tile(5, 1, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 4:
-        score_tile(4, 1, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 3 and pair:
-        score_tile(3, 2, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 3:
-        score_tile(3, 1, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 2 and pair:
-        score_tile(2, 2, 1, q, keys, size, out, SPLIT * 4)
-    elif n == 2:
-        score_tile(2, 1, 1, q, keys, size, out, SPLIT * 4)
-    elif pair:
-        score_tile(1, 2, 1, q, keys, size, out, SPLIT * 4)
-    else:
-        score_tile(1, 1, 1, q, keys, size, out, SPLIT * 4)
-
-
-@inner
-def _scores(n: int, pair: bool, wide: int, q: int, keys: int, size: int, out: int) -> None:
-    """One tile of 16 positions for n = 1..6 queries, or (n = 1..3) a `pair` of tiles."""
-    if wide:
-        _wide_scores(n, pair, q, keys, size, out)
-    else:
-        _half_scores(n, pair, q, keys, size, out)
-
-
-@inner
-def _half_values(
-    n: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int, out_stride: int,
-) -> None:  # fmt: skip
-    if n == 6:
-        value_tile(6, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 5:
-        value_tile(5, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 4:
-        value_tile(4, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 3:
-        value_tile(3, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 2:
-        value_tile(2, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    else:
-        value_tile(1, 0, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-
-
-@inner
-def _wide_values(
-    n: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int, out_stride: int,
-) -> None:  # fmt: skip
-    if n == 6:
-        value_tile(6, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 5:
-        value_tile(5, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 4:
-        value_tile(4, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 3:
-        value_tile(3, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    elif n == 2:
-        value_tile(2, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-    else:
-        value_tile(1, 1, weights, SPLIT * 4, values, row_bytes, low, common, count, out, out_stride)
-
-
-@inner
-def _weighted(
-    n: int, wide: int, weights: int, values: int, row_bytes: int, low: int, common: int, count: int, out: int,
-    out_stride: int,
-) -> None:  # fmt: skip
-    """16 dimensions of the weighted sum of `count` values, of which all n = 1..6 queries see low .. common."""
-    if wide:
-        _wide_values(n, weights, values, row_bytes, low, common, count, out, out_stride)
-    else:
-        _half_values(n, weights, values, row_bytes, low, common, count, out, out_stride)
-
-
-@inner
-def _group(
-    n: int,
-    wide: int,
-    q: int,
-    keys: int,
-    values: int,
-    size: int,
-    bounds: int,
-    scores: int,
-    results: int,
-) -> None:
-    """n queries at `q`, one of which at least sees a key of the split; `bounds` holds two int64 a query (it sees the
-    split's positions low .. count), `results` a partial result a query.
-    """
-    begin, low, most, common = SPLIT, 0, 0, SPLIT
-    for i in range(n):
-        mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
-        most = max(most, count)
-        common = min(common, max(count, 0))
-        if mine < count:
-            begin = min(begin, mine)
-            low = max(low, mine)
-    first, tiles = begin >> 4, (most + 15) >> 4
+def _loops(wide: int) -> Any:
+    """`group` for a cache of float16 (`wide` 0) or float32: only what a job uses is compiled."""
     item = 4 if wide else 2
-    result_bytes = (size + 16) * 4
-    t = first
-    while t < tiles:
-        pair = n <= 3 and t + 1 < tiles
-        _scores(n, pair, wide, q, keys + t * size * 16 * item, size, scores + 64 * t)
-        t += 2 if pair else 1
-    for i in range(n):
-        mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
-        at = results + i * result_bytes + 4 * size
-        _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
-    common = max(common, low)
-    for d in range(0, size, 16):
-        _weighted(
-            n,
-            wide,
-            scores + 4 * begin,
-            values + begin * size * item + d * item,
-            size * item,
-            low - begin,
-            common - begin,
-            most - begin,
-            results + 4 * d,
-            result_bytes,
-        )
+
+    @inner
+    def scores_of(n, pair, q, keys, size, out):  # type: ignore[no-untyped-def]
+        """One tile of 16 positions for n = 1..6 queries, or (n = 1..3) a `pair` of tiles."""
+        if n == 6:
+            score_tile(6, 1, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 5:
+            score_tile(5, 1, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 4:
+            score_tile(4, 1, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 3 and pair:
+            score_tile(3, 2, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 3:
+            score_tile(3, 1, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 2 and pair:
+            score_tile(2, 2, wide, q, keys, size, out, SPLIT * 4)
+        elif n == 2:
+            score_tile(2, 1, wide, q, keys, size, out, SPLIT * 4)
+        elif pair:
+            score_tile(1, 2, wide, q, keys, size, out, SPLIT * 4)
+        else:
+            score_tile(1, 1, wide, q, keys, size, out, SPLIT * 4)
+
+    @inner
+    def weighted(n, weights, values, row_bytes, low, common, count, out, stride):  # type: ignore[no-untyped-def]
+        """16 dimensions of the weighted sum of `count` values, of which all n = 1..6 queries see low .. common."""
+        if n == 6:
+            value_tile(
+                6, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 5:
+            value_tile(
+                5, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 4:
+            value_tile(
+                4, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 3:
+            value_tile(
+                3, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 2:
+            value_tile(
+                2, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        else:
+            value_tile(
+                1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+
+    @inner
+    def group(
+        n: int,
+        q: int,
+        keys: int,
+        values: int,
+        size: int,
+        bounds: int,
+        scores: int,
+        results: int,
+    ) -> None:
+        """n queries at `q`, one of which at least sees a key of the split. `bounds` holds two int64 a query (it sees
+        the split's positions low .. count), `results` a partial result a query.
+        """
+        begin, low, most, common = SPLIT, 0, 0, SPLIT
+        for i in range(n):
+            mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
+            most = max(most, count)
+            common = min(common, max(count, 0))
+            if mine < count:
+                begin = min(begin, mine)
+                low = max(low, mine)
+        first, tiles = begin >> 4, (most + 15) >> 4
+        result_bytes = (size + 16) * 4
+        t = first
+        while t < tiles:
+            pair = n <= 3 and t + 1 < tiles
+            scores_of(n, pair, q, keys + t * size * 16 * item, size, scores + 64 * t)
+            t += 2 if pair else 1
+        for i in range(n):
+            mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
+            at = results + i * result_bytes + 4 * size
+            _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
+        common = max(common, low)
+        for d in range(0, size, 16):
+            weighted(
+                n,
+                scores + 4 * begin,
+                values + begin * size * item + d * item,
+                size * item,
+                low - begin,
+                common - begin,
+                most - begin,
+                results + 4 * d,
+                result_bytes,
+            )
+
+    return group
+
+
+_half_group, _wide_group = _loops(0), _loops(1)
 
 
 @inner
@@ -303,7 +259,10 @@ def _partial_job(wide: int) -> Kernel:
                 seen = seen or low < count
             if not seen:
                 continue
-            _group(n, wide, queries, keys, values, size, bounds, scores, results)
+            if wide:
+                _wide_group(n, queries, keys, values, size, bounds, scores, results)
+            else:
+                _half_group(n, queries, keys, values, size, bounds, scores, results)
             for i in range(n):
                 if load_i64(bounds + 16 * i) < load_i64(bounds + 16 * i + 8):
                     row = block * ROW_BLOCK + (first + i) // per_kv
