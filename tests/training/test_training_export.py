@@ -16,6 +16,7 @@ from sparkinfer.errors import GGUFError, MissingFileError, UnsupportedError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.training.draft import DraftModel
 from sparkinfer.training.export import (
+    base_metadata,
     read_draft_gguf,
     read_folder,
     tensor_names,
@@ -86,6 +87,33 @@ def test_the_file_comes_back(
     share = {"F32": 0.0, "Q8_0": 1 / 200, "Q4_0": 1 / 7, "Q4_1": 1 / 6}[kind]
     for name, array in arrays.items():
         assert np.abs(back[name] - array).max() <= np.abs(array).max() * share, name
+
+
+def test_the_file_names_its_base_and_how_it_is_stored(target: TorchTarget, tmp_path: Path) -> None:
+    facts = {
+        "name": "Some 1B",
+        "organization": "Somebody",
+        "license": "apache-2.0",
+        "size_label": "1B",
+    }
+    base = base_metadata({f"general.{key}": value for key, value in facts.items()})
+    draft = random_draft(target)
+    arrays = arrays_of(draft, None)
+    write_draft_gguf(tmp_path / "d.gguf", draft.shape, arrays, matrices="Q4_1", extra=base)
+    with open_gguf(tmp_path / "d.gguf") as file:
+        said = {key: value for key, value in file.metadata.items() if key.startswith("general.")}
+    assert said == {
+        "general.architecture": "dflash",
+        "general.type": "model",
+        "general.name": "DFlash draft",
+        "general.quantization_version": 2,
+        "general.file_type": 3,
+        "general.base_model.count": 1,
+        "general.base_model.0.name": "Some 1B",
+        "general.base_model.0.organization": "Somebody",
+        "general.license": "apache-2.0",
+    }
+    assert base_metadata({"general.architecture": "llama"}) == {}
 
 
 def test_what_is_missing_is_named(target: TorchTarget, tmp_path: Path) -> None:

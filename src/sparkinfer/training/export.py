@@ -45,6 +45,13 @@ _NAMES = {
     "markov_head.markov_w2": "markov_w2",
 }
 _OWN = ("mask_embedding", "draft_ids")  # stored without `.weight`
+_FILE_TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+}  # llama.cpp's numbers of file types
 
 
 def config_json(shape: DraftShape) -> dict[str, Any]:
@@ -174,7 +181,24 @@ def write_draft_gguf(
         rows.append(
             _row(gguf_name(source), array, (table or matrices) if "markov" in source else matrices)
         )
-    write_gguf(path, {**_metadata(shape, name), **(extra or {})}, rows)
+    kind = {"general.file_type": _FILE_TYPES[matrices]} if matrices in _FILE_TYPES else {}
+    write_gguf(path, {**_metadata(shape, name), **kind, **(extra or {})}, rows)
+
+
+def base_metadata(target: Mapping[str, Any]) -> dict[str, Any]:
+    """What a draft's file says of the model it was trained for, from that one's metadata: name, home and licence."""
+    of_base = {"name": "name", "organization": "organization", "repo_url": "repo_url"}
+    named = {
+        f"general.base_model.0.{ours}": target[f"general.{theirs}"]
+        for ours, theirs in of_base.items()
+        if target.get(f"general.{theirs}")
+    }
+    licence = {
+        key: target[key]
+        for key in ("general.license", "general.license.name", "general.license.link")
+        if target.get(key)
+    }
+    return ({"general.base_model.count": 1, **named} if named else {}) | licence
 
 
 def prior_metadata(acceptance: Sequence[float], claims: Sequence[float]) -> dict[str, Any]:
@@ -209,6 +233,7 @@ def _metadata(shape: DraftShape, name: str) -> dict[str, Any]:
         "general.architecture": arch,
         "general.type": "model",
         "general.name": name or "DFlash draft",
+        "general.quantization_version": 2,
         f"{arch}.block_count": shape.layers,
         f"{arch}.embedding_length": shape.n_embd,
         f"{arch}.feed_forward_length": shape.n_ff,

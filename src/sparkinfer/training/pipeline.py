@@ -23,6 +23,7 @@ from sparkinfer.training.corpus import Batches, Corpus, write_conversations
 from sparkinfer.training.draft import DraftModel, start_from_target
 from sparkinfer.training.evaluate import Acceptance, HeldOut
 from sparkinfer.training.export import (
+    base_metadata,
     prior_metadata,
     read_folder,
     write_draft_gguf,
@@ -189,13 +190,15 @@ def export(
     """
     arrays = arrays_of(draft, ids)
     write_folder(job.output, draft.shape, arrays)
+    with open_model(job.model) as file:
+        base = base_metadata(file.metadata)
     write_draft_gguf(
         job.output / "draft.gguf",
         draft.shape,
         arrays,
         matrices=job.quantisation,
         name=f"{job.model.name.removesuffix('.gguf')} DFlash",
-        extra=prior_metadata(*prior) if prior else None,
+        extra=base | (prior_metadata(*prior) if prior else {}),
     )
     (job.output / "training.json").write_text(json.dumps(record, indent=1) + "\n")
 
