@@ -78,6 +78,13 @@ def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:
         read_gguf_config(file, 49152)
 
 
+def test_the_shipped_draft_tells_it() -> None:
+    with open_gguf(FOLDER / SHIPPED[0].filename) as file:
+        config = read_gguf_config(file, 49152)
+    assert config.prior is not None
+    assert len(config.prior.acceptance) == config.max_depth and len(config.prior.claims) == 3
+
+
 def test_acceptance_starts_there_and_forgets() -> None:
     told, plain = Acceptance(7), Acceptance(7)
     told.assume([0.6] * 7)
