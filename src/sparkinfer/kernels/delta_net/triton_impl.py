@@ -40,7 +40,7 @@ from sparkinfer.kernels.triton_mixers import (
     store_int8,
     stride_of,
 )
-from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
+from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 TAPS = 4  # of the kernels for few rows; other convolutions go by three ops
 WARPS = 4  # of a program of the core, with COLUMNS columns each
@@ -186,15 +186,6 @@ def _step(s, k, delta, decay):
 
 
 @triton.jit
-def _touch(at):
-    """Bring what lies there into the multiprocessor's cache."""
-    if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L1 [$1]; mov.b32 $0, 0;", "=r,l", [at], tl.int32, is_pure=False, pack=1
-        )
-
-
-@triton.jit
 def _row(
     source, head, key_head, column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
@@ -223,8 +214,7 @@ def core_kernel(
     part, head = tl.program_id(0), tl.program_id(1)
     key_head = head % KEY_HEADS
     k_of = tl.arange(0, K)[:, None, None]
-    first_column = part * GROUPS * COLUMNS
-    column = first_column + tl.arange(0, GROUPS)[None, :, None] * COLUMNS
+    column = (part * GROUPS + tl.arange(0, GROUPS)[None, :, None]) * COLUMNS
     column = column + tl.arange(0, COLUMNS)[None, None, :] + k_of * 0
     first = (k_of + column * 0) == 0
     place = k_of * SIZE + column
@@ -239,18 +229,14 @@ def core_kernel(
     q, k, value, decay, update, qk = _row(
         rows_of, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
     )
-    lane = tl.arange(0, 32)
-    for row in range(1, rows):
-        source = rows_of + row * STRIDE
-        _touch(source + key_head * 2 * SIZE + tl.minimum(lane * 8, 2 * SIZE - 1))
-        values = (2 * KEY_HEADS + head) * SIZE + first_column
-        _touch(source + values + tl.minimum(lane * 8, GROUPS * COLUMNS - 1))
-        gates = source + (2 * KEY_HEADS + VALUE_HEADS) * SIZE
-        _touch(gates + tl.where(lane == 0, 2 * head, 2 * VALUE_HEADS + key_head))
+    later = rows_of + tl.minimum(1, rows - 1) * STRIDE
+    q1, k1, value1, decay1, update1, qk1 = _row(
+        later, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
+    )
     for row in range(rows):
-        # The next row is on its way while this one is computed; the last row asks for itself again.
-        later = rows_of + tl.minimum(row + 1, rows - 1) * STRIDE
-        next_q, next_k, next_value, next_decay, next_update, next_qk = _row(
+        # The next two rows are on their way while this one is computed; past the last one it is asked for again.
+        later = rows_of + tl.minimum(row + 2, rows - 1) * STRIDE
+        q2, k2, value2, decay2, update2, qk2 = _row(
             later, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
         )
         answer, result = _against(k, s) * decay, _against(q, s) * decay
@@ -260,8 +246,8 @@ def core_kernel(
         tl.store(out + row * out_stride + head * SIZE + column, result, mask=first)
         if advance == 0:
             tl.store(deltas + row * VALUE_HEADS * SIZE + column, delta, mask=first)
-        q, k, value = next_q, next_k, next_value
-        decay, update, qk = next_decay, next_update, next_qk
+        q, k, value, decay, update, qk = q1, k1, value1, decay1, update1, qk1
+        q1, k1, value1, decay1, update1, qk1 = q2, k2, value2, decay2, update2, qk2
     if advance != 0:
         _store_parts(state + place, K * SIZE, s)
 
