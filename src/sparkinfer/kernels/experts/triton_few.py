@@ -36,8 +36,9 @@ from sparkinfer.kernels.triton_quant import (
 )
 
 BLOCK = 32
-_LANES = 32
-_OUT_LANES = 128
+_LANES = 16
+_OUT_LANES = 64
+_OUT_COLUMNS = 4
 _HELD = 64  # words of codes that a lane holds
 _REGISTERS = 128  # so that a program's loads are all on their way before the first is used
 
@@ -84,9 +85,9 @@ def few_hidden_kernel(
     x, xf, x_stride, unit, slot_pairs, gate, up, total, expert_rows,
     out, out_stride, codes, floats, q_stride, blocks,
     USED: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
-    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, TURNS: tl.constexpr,
+    F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """A block of hidden[slot], as float32 and as int8, in 1 or 2 turns of F / G * B outputs.
+    """A block of hidden[slot], as float32 and as int8.
 
     The next launch starts when this one has what it waited for: then it, too, may read what was written before.
     """
@@ -101,30 +102,22 @@ def few_hidden_kernel(
     at = (slot // USED) * x_stride
     values = input_parts(x + at, xf + at, GROUPS, unit, False, SUMS, BITS, F, G, B, CHUNKS, True)
     f = tl.arange(0, F)[:, None]
-    row = expert * expert_rows + (block * (TURNS * N) + f // G * B)
-    results = ()
-    for turn in tl.static_range(TURNS):
-        g, u = (), ()
-        for c in tl.static_range(CHUNKS):
-            column = c * G + f % G
-            g = g + (load_rows(gate, total, row + turn * N, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
-        for c in tl.static_range(CHUNKS):
-            column = c * G + f % G
-            u = u + (load_rows(up, total, row + turn * N, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
-        tl.debug_barrier()  # keeps the loads together
-        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
-        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
-        a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-        b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-        results = results + (a * sigmoid(a) * b,)  # noqa: RUF005 Triton knows no unpacking
-    if TURNS == 1:
-        h = results[0]
-    else:
-        h = tl.reshape(tl.permute(tl.join(results[0], results[1]), (1, 0)), [2 * N])
-    W: tl.constexpr = TURNS * N
-    tl.store(out + slot.to(tl.int64) * out_stride + block * W + tl.arange(0, W), h)
+    row = expert * expert_rows + (block * N + f // G * B)
+    g, u = (), ()
+    for c in tl.static_range(CHUNKS):
+        column = c * G + f % G
+        g = g + (load_rows(gate, total, row, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
+    for c in tl.static_range(CHUNKS):
+        column = c * G + f % G
+        u = u + (load_rows(up, total, row, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
+    g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
+    u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
+    a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+    b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+    h = a * sigmoid(a) * b
+    tl.store(out + slot.to(tl.int64) * out_stride + block * N + tl.arange(0, N), h)
     none = tl.zeros([1], tl.int32)
-    y = tl.reshape(h, [1, W])
+    y = tl.reshape(h, [1, N])
     store_blocks(codes, floats, q_stride, blocks, none + slot, none + block, y, none == 0)
 
 
@@ -221,19 +214,20 @@ def mark_out(recorder: CudaRecorder, hidden: Activation, down: TritonWeight) -> 
 
 @dataclass(frozen=True)
 class HiddenCut:
-    """Of a hidden program: lanes, lanes of an output, outputs of a lane, steps over the columns, turns, warps."""
+    """Of a hidden program: lanes, lanes of an output, outputs of a lane, steps over the columns, warps."""
 
     lanes: int
     groups: int
     outputs: int
     chunks: int
-    turns: int
     warps: int
 
 
-def hidden_cut(weight: TritonWeight, slots: int) -> HiddenCut | None:
-    """None: these weights do not fit. Only `groups` and `chunks` order a sum: they do not depend on the slots."""
-    groups = min(weight.groups, _LANES)
+def hidden_cut(weight: TritonWeight) -> HiddenCut | None:
+    """None: these weights do not fit. Only `groups` and `chunks` order a sum."""
+    groups = min(
+        weight.groups, _LANES
+    )  # of an output: fewer lanes meet in fewer steps, more read the input again
     chunks = weight.groups // groups
     if groups & (groups - 1) or groups * chunks != weight.groups or weight.outputs % BLOCK:
         return None
@@ -241,7 +235,7 @@ def hidden_cut(weight: TritonWeight, slots: int) -> HiddenCut | None:
     while warps < 16 and weight.form.main_words * chunks * 2 * BLOCK * groups > 32 * warps * _HELD:
         warps *= 2
     lanes = max(groups, min(32 * warps, BLOCK * groups))
-    return HiddenCut(lanes, groups, BLOCK * groups // lanes, chunks, 1, warps)
+    return HiddenCut(lanes, groups, BLOCK * groups // lanes, chunks, warps)
 
 
 @dataclass(frozen=True)
@@ -257,13 +251,13 @@ class OutCut:
 def out_cut(down: TritonWeight, used: int, interpreted: bool) -> OutCut | None:
     """None: `few_out_kernel` does not fit. `run` and `chunks` order a sum."""
     groups = down.groups
-    if groups & (groups - 1) or groups > _LANES or not down.quantised:
+    if groups & (groups - 1) or groups > _OUT_LANES or not down.quantised:
         return None
     run = groups
     while run < _OUT_LANES and used * groups % (2 * run) == 0:
         run *= 2
     chunks = used * groups // run
-    columns = 8
+    columns = max(_OUT_COLUMNS, run // groups)
     while columns > run // groups and down.form.main_words * columns * chunks > _HELD:
         columns //= 2
     if interpreted and down.outputs % 64 == 0:
@@ -281,7 +275,7 @@ def record_hidden(
 ) -> bool:
     """False: these weights need the general form. Pinned: as this file and `hidden_cut` say."""
     slots = recorder.rows * routing.used
-    cut = hidden_cut(gate, slots)
+    cut = hidden_cut(gate)
     alike = (gate.form, gate.inputs) == (up.form, up.inputs) and gate.quantised
     if cut is None or not alike or x.q8 is None or buffers.hidden.q8 is None:
         return False
@@ -295,7 +289,7 @@ def record_hidden(
         gate.words, up.words, gate.total, gate.padded_outputs,
         hidden, stride_of(hidden), codes, scales, stride_of(codes), blocks,
         USED=routing.used, **constants(gate),
-        F=cut.lanes, G=cut.groups, B=cut.outputs, CHUNKS=cut.chunks, TURNS=cut.turns,
+        F=cut.lanes, G=cut.groups, B=cut.outputs, CHUNKS=cut.chunks,
         num_warps=cut.warps, overlap=True, **options, **EXACT,
     )  # fmt: skip
     return True

@@ -17,7 +17,8 @@ from sparkinfer.kernels.triton_quant import (
     sigmoid,
 )
 
-_ROWS = 8  # at once
+_ROWS = 8  # of a router's program
+_GATED_ROWS = 4  # of a gated program
 _WARPS = 8
 _OUTPUTS = 2  # of a router's program
 _WIDEST = 2048  # row of a router whose parts stay in registers
@@ -25,15 +26,15 @@ _WIDEST = 2048  # row of a router whose parts stay in registers
 
 @triton.jit
 def float_rows(
-    x, x_stride, rows, w, first, out, out_stride, groups,
+    x, x_stride, rows, start, w, first, out, out_stride, groups,
     R: tl.constexpr, BITS: tl.constexpr, B: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """out[r, n] = w[n] . x[r] of float weights: B outputs from `first` on, R rows at once.
+    """out[r, n] = w[n] . x[r] of float weights: B outputs from `first` on, R rows from `start` on at once.
 
     The axis that is summed lies over the lanes and warps of the program whatever R is.
     """
     n = first + tl.arange(0, B)
-    r = tl.program_id(1) * R + tl.arange(0, R)
+    r = start + tl.arange(0, R)
     k = tl.arange(0, WIDTH)[None, :]
     if BITS == 32:
         at = w.to(tl.pointer_type(tl.float32))
@@ -51,43 +52,51 @@ def float_rows(
 
 @triton.jit(do_not_specialize=["unit", "rows"])
 def router_gated_kernel(
-    lx, lx_stride, lgroups, w, lout, lout_stride, programs, rows,
-    x, xf, x_stride, unit, gate, up, total, groups, out, out_stride,
-    R: tl.constexpr, LBITS: tl.constexpr, LB: tl.constexpr, WIDTH: tl.constexpr,
-    LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
+    lx, lx_stride, lgroups, w, lout, lout_stride, tiles, programs, rows,
+    x, xf, x_stride, unit, gate, up, total, groups, out, out_stride, own,
+    LR: tl.constexpr, LBITS: tl.constexpr, LB: tl.constexpr, WIDTH: tl.constexpr,
+    R: tl.constexpr, LATE: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """A product of float weights and a gated product of the same rows: neither reads what the other writes.
 
-    R rows at once, each by a chain of its own: a row after the other would wait for memory each time.
+    `programs` have `tiles` tiles of the first, LR rows each, the others `own` tiles of the second, R rows each. All the
+    rows of a program are on their way before it computes: one after the other would wait for memory each time.
     """
     release_next()
     pid = tl.program_id(0)
     if pid < programs:
         float_rows(
-            lx, lx_stride, rows, w, pid * LB, lout, lout_stride, lgroups, R, LBITS, LB, WIDTH
-        )
+            lx, lx_stride, rows, pid // tiles * LR, w, pid % tiles * LB, lout, lout_stride, lgroups,
+            LR, LBITS, LB, WIDTH,
+        )  # fmt: skip
     else:
+        pid -= programs
         SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
         N: tl.constexpr = F // G * B
-        first = (pid - programs) * N
+        first = pid % own * N
         row = first.to(tl.int64)
         g = load_parts(gate, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
         u = load_parts(up, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, True)
         await_inputs()
-        start = tl.program_id(1) * R
-        last = rows - 1
-        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
-        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
+        start = pid // own * R
+        values = ()
         for r in tl.static_range(R):
-            at = tl.minimum(start + r, last) * x_stride
-            values = input_parts(
+            at = tl.minimum(start + r, rows - 1) * x_stride  # the last row again: same results
+            part = input_parts(
                 x + at, xf + at, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, True
             )
-            a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-            b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-            target = out + tl.minimum(start + r, last) * out_stride + first + tl.arange(0, N)
-            tl.store(target, a * sigmoid(a) * b)
+            values = values + (part,)  # noqa: RUF005 Triton knows no unpacking
+        g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
+        u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
+        results = ()
+        for r in tl.static_range(R):
+            a = parts_dot(g, values[r], BITS, MODE, ZERO, F, G, B, CHUNKS)
+            b = parts_dot(u, values[r], BITS, MODE, ZERO, F, G, B, CHUNKS)
+            results = results + (a * sigmoid(a) * b,)  # noqa: RUF005
+        target = out + first + tl.arange(0, N)
+        for r in tl.static_range(R):
+            tl.store(target + tl.minimum(start + r, rows - 1) * out_stride, results[r])
 
 
 def record_rows(
@@ -117,14 +126,16 @@ def record_rows(
         return False
     rows = recorder.rows
     at_once = min(_ROWS, triton.next_power_of_2(rows))
+    turns = -(-rows // _GATED_ROWS)
     each = 4 if recorder.owner.interpreted and gate.outputs % (4 * _WARPS) == 0 else 1
-    programs, lx = given["total0"] // _OUTPUTS, given["xf"]
+    tiles, own, lx = given["total0"] // _OUTPUTS, gate.outputs // (_WARPS * each), given["xf"]
+    programs = tiles * -(-rows // at_once)
     recorder.launch(
-        router_gated_kernel, (programs + gate.outputs // (_WARPS * each), -(-rows // at_once)),
-        lx, stride_of(lx), groups, given["w0"], given["out0"], given["stride0"], programs, rows,
+        router_gated_kernel, (programs + own * turns,),
+        lx, stride_of(lx), groups, given["w0"], given["out0"], given["stride0"], tiles, programs, rows,
         words, floats, stride_of(words), 1, gate.words, up.words, gate.total, gate.groups,
-        out.f32.array, stride_of(out.f32.array),
-        R=at_once, LBITS=bits, LB=_OUTPUTS, WIDTH=width, LATE=is_late(gate), **constants(gate),
+        out.f32.array, stride_of(out.f32.array), own,
+        LR=at_once, R=-(-rows // turns), LBITS=bits, LB=_OUTPUTS, WIDTH=width, LATE=is_late(gate), **constants(gate),
         F=lanes * _WARPS, G=lanes, B=each, CHUNKS=chunks, num_warps=_WARPS, overlap=True, **EXACT,
     )  # fmt: skip
     return True
