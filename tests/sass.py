@@ -8,6 +8,7 @@ _PREDICATE = re.compile(r"U?P[T0-9]")
 _NO_TARGET = (
     "ST", "RED.", "BAR", "BRA", "EXIT", "MEMBAR", "FENCE", "WARP", "DEPBAR", "CCTL", "LDGSTS", "LDGDEPBAR", "NOP",
 )  # fmt: skip
+_PARTIAL = ("LOP3", "PRMT")  # write bits or halves of a register
 Registers = set[tuple[str, int]]
 
 
@@ -17,7 +18,7 @@ def unset_registers(sass: str) -> list[str]:
     ptxas 12.8 loses the definition of a matrix descriptor when two of them share an address and differ in their mode. A
     product then takes an operand from a wrong place of shared memory, though the PTX is right. Of a thread's own
     registers only those count that an instruction reads and writes: others may come from a subroutine, which stands
-    below. Predicates kept as bits of a register (LOP3) begin unset and count as right.
+    below. A register that is filled bit by bit or half by half begins unset and counts as right.
     """
     written: Registers = set()
     found = []
@@ -31,7 +32,9 @@ def unset_registers(sass: str) -> list[str]:
         target = _target(name, operands)
         sources = operands if target is None else operands[1:]
         unset = _reads(name, match[2], sources) - written
-        if any(file == "UR" or ((file, i) == target and name[:4] != "LOP3") for file, i in unset):
+        if any(
+            file == "UR" or ((file, i) == target and name[:4] not in _PARTIAL) for file, i in unset
+        ):
             found.append(line.strip())
         if target is not None:
             kind, first = target

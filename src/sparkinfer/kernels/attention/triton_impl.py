@@ -4,9 +4,11 @@ Positions come in units of UNIT; unit u belongs to program u modulo the number o
 for a machine. A program takes its units in order, with a tile of rows and query heads of the kv head as the columns of
 a product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
 and adds zero, and the tile has COLUMNS columns whatever the number of rows, so all widths run one machine code. Queries
-and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them.
+and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them; a query's parts
+are two columns of one product.
 
-A program asks for the units after the next one to come to the chip's cache while it works.
+A multiprocessor has two programs, which wait for memory at different times. Before a program awaits the launch before
+it, it asks for its first units (FIRST) to come to the chip's cache: memory is idle then.
 """
 
 from typing import Any
@@ -32,37 +34,13 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
-UNIT = 64  # positions; divides kernels.attention.SPLIT
-SPLIT_WARPS, SPLIT_STAGES = 4, 2
-COLUMNS = 32  # queries of a tile
-SPLIT_PROGRAMS = 1  # of a multiprocessor
-AHEAD = 1  # units beyond the next one that come to the chip's cache while one is worked on
-MERGE_COLUMNS, MERGE_PARTS, MERGE_WARPS = (
-    64,
-    64,
-    4,
-)  # columns of a program, partial results that it takes at once
+UNIT, COLUMNS = 32, 16  # positions (they divide kernels.attention.SPLIT), queries of a tile
+SPLIT_WARPS, SPLIT_STAGES = 4, 3
+SPLIT_PROGRAMS = 2  # of a multiprocessor
+FIRST = 3  # units of a program that are asked for ahead
+MERGE_COLUMNS, MERGE_WARPS = 32, 1  # columns of a program
+MERGE_PARTS = 64  # partial results that it takes at once
 LINE = 128  # bytes that come together from memory
-
-
-@triton.jit
-def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-             COLUMNS: tl.constexpr):  # fmt: skip
-    """Query tile [COLUMNS, PADDED] of one kv head, scaled; column c is head c % GROUP of row c // GROUP."""
-    c = tile * COLUMNS + tl.arange(0, COLUMNS)
-    d = tl.arange(0, PADDED)
-    row = c // GROUP
-    at = row * q_stride + (head * GROUP + c % GROUP) * SIZE
-    inside = (row < rows)[:, None] & (d < SIZE)[None, :]
-    return tl.load(q + at[:, None] + d[None, :], mask=inside, other=0.0) * scale
-
-
-@triton.jit
-def _high_part(x, WIDE: tl.constexpr):
-    if WIDE:
-        return x
-    else:
-        return x.to(tl.float16)
 
 
 @triton.jit
@@ -71,21 +49,43 @@ def _low_part(x, high):
 
 
 @triton.jit
-def _product(left, right, right_low, total, WIDE: tl.constexpr):
-    """left x right + total with right in two parts (one, for a float32 cache)."""
+def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+             COLUMNS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    """Query tile of one kv head, scaled; column c is head c % GROUP of row c // GROUP. float32 [PADDED, COLUMNS] for a
+    float32 cache, else the high parts and then the low parts, float16 [PADDED, 2 COLUMNS].
+    """
+    TIMES: tl.constexpr = 1 if WIDE else 2
+    i = tl.arange(0, TIMES * COLUMNS)
+    c = tile * COLUMNS + i % COLUMNS
+    d = tl.arange(0, PADDED)
+    row = c // GROUP
+    at = row * q_stride + (head * GROUP + c % GROUP) * SIZE
+    inside = (row < rows)[:, None] & (d < SIZE)[None, :]
+    x = tl.load(q + at[:, None] + d[None, :], mask=inside, other=0.0) * scale
     if WIDE:
-        return tl.dot(left, right, total, input_precision="ieee")
+        return tl.trans(x)
     else:
-        total = tl.dot(left, right, total)
-        return tl.dot(left, right_low, total)
+        high = x.to(tl.float16)
+        is_high = tl.broadcast_to((i < COLUMNS)[:, None], high.shape)
+        return tl.trans(tl.where(is_high, high, _low_part(x, high)))
 
 
 @triton.jit
-def _weigh(keys, values, query, query_low, top, total, mixed, low, end, start, WIDE: tl.constexpr, UNIT: tl.constexpr,
+def _scores(keys, query, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr):
+    """keys x queries^T [UNIT, COLUMNS]."""
+    if WIDE:
+        return tl.dot(keys, query, tl.zeros((UNIT, COLUMNS), tl.float32), input_precision="ieee")
+    else:
+        parts = tl.dot(keys, query, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
+        return tl.sum(tl.reshape(parts, (UNIT, 2, COLUMNS)), 1)
+
+
+@triton.jit
+def _weigh(scores, values, top, total, mixed, low, end, start, WIDE: tl.constexpr, UNIT: tl.constexpr,
            COLUMNS: tl.constexpr):  # fmt: skip
-    """UNIT more keys from position `start` on: the running maximum, sum of weights [COLUMNS] and weighted values."""
-    scores = tl.zeros((UNIT, COLUMNS), tl.float32)
-    scores = _product(keys, query, query_low, scores, WIDE)
+    """UNIT more keys from position `start` on: the running maximum [COLUMNS], sums of weights [UNIT / 16, COLUMNS] (of
+    16 keys each, which one warp has) and weighted values [PADDED, COLUMNS].
+    """
     at = start + tl.arange(0, UNIT)
     seen = (at[:, None] >= low[None, :]) & (at[:, None] < end[None, :])
     scores = tl.where(seen, scores, float("-inf"))
@@ -93,24 +93,27 @@ def _weigh(keys, values, query, query_low, top, total, mixed, low, end, start, W
     base = tl.where(higher == float("-inf"), 0.0, higher)
     shrink = tl.exp2(top - base)
     weight = tl.exp2(scores - base[None, :])
-    total = tl.fma(total, shrink, tl.sum(weight, 0))
-    high = _high_part(weight, WIDE)
-    mixed = _product(tl.trans(values), high, _low_part(weight, high), mixed * shrink[None, :], WIDE)
+    parts = tl.sum(tl.reshape(weight, (UNIT // 16, 16, COLUMNS)), 1)
+    total = tl.fma(total, tl.broadcast_to(shrink[None, :], total.shape), parts)
+    mixed = mixed * shrink[None, :]
+    if WIDE:
+        mixed = tl.dot(tl.trans(values), weight, mixed, input_precision="ieee")
+    else:
+        high = weight.to(tl.float16)
+        mixed = tl.dot(tl.trans(values), high, mixed)
+        mixed = tl.dot(tl.trans(values), _low_part(weight, high), mixed)
     return higher, total, mixed
 
 
 @triton.jit
 def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr, LINE: tl.constexpr):
-    """Ask for the unit at `start` to come to the chip's cache; positions from `end` on are no one's."""
+    """Ask for the unit at `start` < `end` to come to the chip's cache; positions from `end` on are no one's."""
     if not INTERPRETED:
         ITEMS: tl.constexpr = LINE * 8 // cache.dtype.element_ty.primitive_bitwidth
         LINES: tl.constexpr = (UNIT * SIZE + ITEMS - 1) // ITEMS
         SLOTS: tl.constexpr = triton.next_power_of_2(LINES)
         item = tl.arange(0, SLOTS) * ITEMS
-        last = (
-            end - start
-        ) * SIZE - 1  # below zero: nothing is asked for but the last position's end
-        item = start.to(tl.int64) * SIZE + tl.minimum(item, last)
+        item = start.to(tl.int64) * SIZE + tl.minimum(item, (end - start) * SIZE - 1)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(cache + item).to(tl.int64)], dtype=tl.int32,
             is_pure=False, pack=1,
@@ -122,7 +125,7 @@ def split_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr,
-    AHEAD: tl.constexpr, LINE: tl.constexpr,
+    FIRST: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
     """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
@@ -137,24 +140,23 @@ def split_kernel(
     plane = layer * KV_HEADS + head
     keys = cache_plane(run, WORD_KEYS, plane, WIDE)
     values = cache_plane(run, WORD_VALUES, plane, WIDE)
-    if first < units:
-        for turn in tl.static_range(AHEAD + 1):
-            _fetch(keys, (first + turn * PROGRAMS) * UNIT, highest, SIZE, UNIT, LINE)
-            _fetch(values, (first + turn * PROGRAMS) * UNIT, highest, SIZE, UNIT, LINE)
+    for turn in tl.static_range(FIRST):
+        unit = first + turn * PROGRAMS
+        if unit < units:
+            _fetch(keys, unit * UNIT, highest, SIZE, UNIT, LINE)
+            _fetch(values, unit * UNIT, highest, SIZE, UNIT, LINE)
     await_inputs()
     if first < units:
         d = tl.arange(0, PADDED)
         within = (d < SIZE)[None, :]
         inner = tl.arange(0, UNIT)[:, None] * SIZE + d[None, :]
-        x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS)
-        high = _high_part(x, WIDE)
-        q_high, q_low = tl.trans(high), tl.trans(_low_part(x, high))
+        x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
         low = lowest_key(run, stands, WINDOW)
         end = end_key(stands, position + of_rows, CAUSAL, WINDOW)
         top = tl.full((COLUMNS,), float("-inf"), tl.float32)
-        total = tl.zeros((COLUMNS,), tl.float32)
+        total = tl.zeros((UNIT // 16, COLUMNS), tl.float32)
         mixed = tl.zeros((PADDED, COLUMNS), tl.float32)
         for unit in range(first, units, PROGRAMS):
             start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
@@ -163,12 +165,11 @@ def split_kernel(
             skipped = start.to(tl.int64) * SIZE
             key = tl.load(keys + skipped + inner, mask=there, other=0.0)
             value = tl.load(values + skipped + inner, mask=there, other=0.0)
-            if AHEAD > 0:
-                _fetch(keys, start + (AHEAD + 1) * PROGRAMS * UNIT, highest, SIZE, UNIT, LINE)
-                _fetch(values, start + (AHEAD + 1) * PROGRAMS * UNIT, highest, SIZE, UNIT, LINE)
+            scores = _scores(key, x, WIDE, UNIT, COLUMNS)
             top, total, mixed = _weigh(
-                key, value, q_high, q_low, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
+                scores, value, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
             )
+        total = tl.sum(total, 0)
         row = c // GROUP
         at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
         mine = row < rows
@@ -222,11 +223,8 @@ def merge_kernel(
         shrink = tl.exp2(top - base)
         weight = tl.exp2(tops - base[None, :])
         total = tl.fma(total, shrink, tl.sum(weight * totals, 0))
-        mixed = tl.fma(
-            mixed,
-            tl.broadcast_to(shrink[:, None], mixed.shape),
-            tl.sum(weight[:, :, None] * values, 0),
-        )
+        scaled = mixed * shrink[:, None]
+        mixed = scaled + tl.sum(weight[:, :, None] * values, 0)
         top = higher
     y = tl.div_rn(mixed, tl.broadcast_to(total[:, None], (COLUMNS // PIECE, PIECE)))
     y = tl.reshape(y, (COLUMNS // 32, 32))
@@ -252,18 +250,14 @@ def _record_few(
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
         "PROGRAMS": programs,
     }  # fmt: skip
-    # Tiles stand side by side: they share what comes from memory.
-    grid = (
-        -(-recorder.rows * group // COLUMNS),
-        min(programs, -(-context // UNIT)),
-        shape.kv_heads,
-    )
+    tiles = -(-recorder.rows * group // COLUMNS)  # side by side: they share what comes from memory
+    grid = (tiles, min(programs, -(-context // UNIT)), shape.kv_heads)
     recorder.launch(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=COLUMNS, WIDE=wide, AHEAD=AHEAD, LINE=LINE,
-        num_warps=SPLIT_WARPS, num_stages=SPLIT_STAGES, overlap=True, **common, **EXACT,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=COLUMNS, WIDE=wide, FIRST=FIRST, LINE=LINE,
+        num_warps=SPLIT_WARPS, num_stages=1 if wide else SPLIT_STAGES, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
