@@ -32,6 +32,7 @@ from sparkinfer.kernels.linear.triton_pack import TritonWeight, plane_widths
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.route import Routing, route, routing_words
+from sparkinfer.kernels.route.triton_impl import slots_of
 from sparkinfer.kernels.triton_quant import FORMS, HALF, HALF_MIN
 from sparkinfer.quant.formats import dequantize
 
@@ -186,7 +187,7 @@ def expert_cases(bench: Bench, rows: int, n: int = 2048, width: int = 512) -> It
     recorder = bench.backend.recorder(rows)
     route(recorder, logits, routing)
     bench.run(recorder)
-    active = int(table.array[0, 0])
+    active = len(set((slots_of(recorder, routing)[: rows * used] & 0xFFFF).tolist()))
     sets = [
         [bench.weight("Q4_K", width, n, experts) for _ in range(2)]
         + [bench.weight("Q5_K", n, width, experts)]

@@ -12,6 +12,8 @@ class Routing:
 
     table: int64 words: number of active experts | rows x used slots of each row by rank | per active expert: its id,
     its number of rows, its first slot | the row of every slot. weights: float32 rows x used by rank, sum 1 a row.
+
+    A GPU writes no table for a window of rows: its slots are ordered by row, then by rank (`triton_impl.slots_of`).
     """
 
     table: Buffer
