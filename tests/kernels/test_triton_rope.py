@@ -163,3 +163,21 @@ def test_argmax():
         got = gpu.host(out)
         np.testing.assert_array_equal(got[:5], argmax_reference(logits[:5], n_vocab))
         assert (got[5] == -7).all()
+
+
+def test_argmax_writes_tokens_for_another_run():
+    """From a column of its one row on; what is no number leaves an id of the vocabulary."""
+    n_vocab, column = 300, 5
+    logits = np.random.default_rng(3).standard_normal((4, 304), np.float32)
+    logits[2] = np.nan
+    out, tokens = (
+        gpu.filled(np.full((4, 2), -1, np.int64)),
+        gpu.filled(np.full((1, 12), -7, np.int64)),
+    )
+    recorder = gpu.backend().recorder(4)
+    argmax(recorder, gpu.filled(logits), out, n_vocab, tokens=(tokens, column))
+    gpu.run(recorder)
+    wanted = np.minimum(gpu.host(out)[:, 0], n_vocab - 1)
+    assert wanted[[0, 1, 3]].tolist() == argmax_reference(logits[[0, 1, 3]], n_vocab)[:, 0].tolist()
+    np.testing.assert_array_equal(gpu.host(tokens)[0], [-7] * 5 + wanted.tolist() + [-7] * 3)
+    assert gpu.host(out)[:, 1].tolist() == [1, 1, 0, 1]

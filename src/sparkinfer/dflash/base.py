@@ -1,6 +1,6 @@
 """What the loop needs of a draft: context rows made of the target's features, and proposals for the next slots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,6 +59,33 @@ class Chain:
     def holds(self, slot: int, previous: int) -> bool:
         """Whether it tells about this slot after the token `previous`."""
         return previous == (self.tokens[slot - 1] if slot else self.anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Proposals of which nothing but the likeliest tokens are asked."""
+
+    tokens: Sequence[int]
+
+    @property
+    def depth(self) -> int:
+        return len(self.tokens)
+
+    def best(self, slot: int, previous: int) -> int:
+        return self.tokens[slot]
+
+    def row(self, slot: int, previous: int) -> Logits:
+        raise AssertionError("only the likeliest tokens are known")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A block that has only been started. `told` gives its tokens once the device is done; `known`: they are known now,
+    else the device leaves them for the target.
+    """
+
+    told: Callable[[], Sequence[int]]
+    known: Sequence[int] | None = None
 
 
 class Draft(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend, Buffer
-from sparkinfer.dflash.base import Chain, Features, Proposals
+from sparkinfer.dflash.base import Ahead, Chain, Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.network import DraftNetwork, Tapes, VectorProduct, links
@@ -44,10 +44,11 @@ class BlockDraft:
         plan: Mapping[str, Any],
         selector: Selector | None = None,
         tapped: Buffer | None = None,
+        tokens: tuple[Buffer, int] | None = None,
     ) -> None:
         """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`; without `mask` the
         masked rows are the embedding's of the draft's mask id. Features in `tapped`, memory of the target, are read
-        there.
+        there, and `tokens` is where it expects those of a window that the host has not seen.
         """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
@@ -58,8 +59,11 @@ class BlockDraft:
         self._mask = None if mask is None else mask * np.float32(scale)
         chained = backend.on_host and selector is None and not output.scaled
         chained = chained and (output.markov is None or _linkable(output))
+        simple = selector is None and output.ids is None and output.ordered
+        self.runs_ahead = tokens is not None and simple and output.n_vocab == network.head.outputs
         self.tapes = Tapes(
             backend, network, embedding, rows.size, config.eps, scale=scale, tapped=tapped,
+            tokens=tokens if self.runs_ahead else None,
             slots=config.max_depth if chained else 0,
             links=_links(backend, output) if chained else None,
         )  # fmt: skip
@@ -112,6 +116,20 @@ class BlockDraft:
 
     def propose(self, anchor: int, depth: int) -> Proposals:
         """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""
+        self._start(anchor, depth)
+        logits = self.tapes.readout.read(depth)
+        if self._selector is None or self.tapes.selected is None:
+            return BlockProposals(logits, self.output, self._chain(anchor, depth))
+        hidden = self._backend.staging(self.tapes.selected)[:depth, : self.config.selector_rank]
+        return SelectorProposals(logits, hidden, self.output, self._selector)
+
+    def propose_ahead(self, anchor: int, depth: int) -> Ahead:
+        """Start a block whose likeliest tokens the target takes from the device. Only if it `runs_ahead`."""
+        assert self.runs_ahead
+        self._start(anchor, depth)
+        return Ahead(lambda: self.tapes.readout.found(depth))
+
+    def _start(self, anchor: int, depth: int) -> None:
         if not 1 <= depth <= self.max_depth:
             raise RequestError(f"depth {depth} is outside 1 .. {self.max_depth}")
         if not 0 <= anchor < self.output.n_vocab:
@@ -126,11 +144,6 @@ class BlockDraft:
         if self.tapes.links is not None and self.output.markov is not None:
             self.tapes.links.first.array[0] = self.output.markov.before.row(anchor)
         self.tapes.block(rows, self._first, depth).replay()
-        logits = self.tapes.readout.read(depth)
-        if self._selector is None or self.tapes.selected is None:
-            return BlockProposals(logits, self.output, self._chain(anchor, depth))
-        hidden = self._backend.staging(self.tapes.selected)[:depth, : self.config.selector_rank]
-        return SelectorProposals(logits, hidden, self.output, self._selector)
 
     def assume(self, length: int) -> None:
         self._backend.wait()

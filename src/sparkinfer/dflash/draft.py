@@ -104,6 +104,7 @@ def load_draft(
         _plan(config, checkpoint, weights, network, rows),
         _selector(config, checkpoint),
         None if target.backend.on_host else target.features(len(config.taps)),
+        target.next_tokens,
     )
     draft.warm_up(progress)
     return draft

@@ -17,7 +17,7 @@ from sparkinfer.decoding import (
     picked,
 )
 from sparkinfer.dflash.accept import RULES, Match
-from sparkinfer.dflash.base import Draft, Features, Row
+from sparkinfer.dflash.base import Chosen, Draft, Features, Row
 from sparkinfer.dflash.planner import Decision, Observed, Policy
 from sparkinfer.dflash.verify import Batched, Judge, Paths, Verified, VerifyPath, VerifyTarget
 from sparkinfer.sampling import Choice, Sampler, TokenHistory
@@ -254,10 +254,13 @@ class DFlashDecoder:
         step.window = [anchor, *judge.drafts]
         return judge, decision.path
 
+    def _runs_ahead(self) -> bool:
+        """Whether the target may start on a window before the host knows it: nothing but its tokens is needed then."""
+        likeliest = self.rule == "match" or self._sampler.params.greedy
+        return self._asynchronous and likeliest and bool(getattr(self.draft, "runs_ahead", False))
+
     def _speculate(self, step: _Step, decision: Decision) -> StepResult:
-        started = perf_counter()
-        judge, preferred = self._draft(step, decision)
-        drafted, judging = perf_counter(), 0.0
+        started, judging = perf_counter(), 0.0
 
         def timed(index: int, row: Row) -> bool:
             nonlocal judging
@@ -266,11 +269,26 @@ class DFlashDecoder:
             judging += perf_counter() - entered
             return more
 
-        if step.width > 1:
-            step.verify = self.paths.pick(preferred, step.width)
-            verified = step.verify.run(self._state, step.window, timed)
+        path = self.paths.pick(decision.path, step.width) if self._runs_ahead() else None
+        if isinstance(path, Batched):
+            self._flush()
+            step.verify, anchor, count = path, self._history.output[-1], step.width - 1
+            ahead = self.draft.propose_ahead(anchor, count)  # type: ignore[attr-defined]
+            finish = self.target.verify_ahead(self._state, anchor, count, ahead.known)  # type: ignore[attr-defined]
+            drafted = perf_counter()
+            step.window, rows = finish(ahead.told)
+            judge = self._judge(Chosen(step.window[1:]), anchor, self._sampler, self._history, None)
+            verified = path.judged(rows, timed)
         else:
-            verified = self._plain_row(step.window, timed)
+            judge, preferred = self._draft(step, decision)
+            drafted = perf_counter()
+            if step.width > 1:
+                same = path is not None and step.width == decision.width
+                step.verify = path if same else self.paths.pick(preferred, step.width)
+                assert step.verify is not None
+                verified = step.verify.run(self._state, step.window, timed)
+            else:
+                verified = self._plain_row(step.window, timed)
         step.choices, step.path = judge.choices, verified.path
         step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
         step.window = step.window[: verified.rows]

@@ -46,10 +46,12 @@ class Tapes:
         *,
         scale: float = 1.0,
         tapped: Buffer | None = None,
+        tokens: tuple[Buffer, int] | None = None,
         slots: int = 0,
         links: Links | None = None,
     ) -> None:
-        """`table`: the embedding, whose rows are multiplied by `scale`; `tapped`: where the target leaves its features.
+        """`table`: the embedding, whose rows are multiplied by `scale`; `tapped`: where the target leaves its features,
+        `tokens` where a block leaves its likeliest ones for the target.
 
         Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them.
         """
@@ -59,6 +61,7 @@ class Tapes:
         self.features: Activation = backend.activation(
             backend.chunk, network.fc.inputs, quantised=network.fc.quantised
         )
+        self._tokens = tokens
         self.tapped = None if tapped is None else Activation(tapped, self.features.q8)
         self.x = self._short.buffer("x", network.fc.outputs)
         self.intake = Intake(backend, self.x, table, network.embedding, scale=scale)
@@ -124,7 +127,7 @@ class Tapes:
         if network.selection is not None and self.selected is not None:
             readers, results = [*readers, network.selection], [*results, self.selected]
         linear(run.recorder, run.norm(network.norm, readers), readers, results)
-        self.readout.record(run.recorder)
+        self.readout.record(run.recorder, self._tokens)
         if self.selected is not None:
             run.recorder.deliver(self.selected)
         if self.picks is not None:

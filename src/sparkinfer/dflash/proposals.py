@@ -57,18 +57,18 @@ class Output:
         return raw
 
     @property
-    def _ordered(self) -> bool:
+    def ordered(self) -> bool:
         """Whether the largest raw logit is the largest of all."""
         return self.markov is None and self.multiplier > 0
 
     def best(self, raw: Row, previous: int) -> int:
         """Scaling that keeps the order is not computed."""
-        index = int((raw if self._ordered else self.logits(raw, previous)).argmax())
+        index = int((raw if self.ordered else self.logits(raw, previous)).argmax())
         return index if self.ids is None else int(self.ids[index])
 
     def surest(self, raw: Row, previous: int) -> tuple[int, float | None]:
         """`best` and its probability; None where the row is on a device and nothing else asks for all of it."""
-        if isinstance(raw, LazyRow) and self._ordered:
+        if isinstance(raw, LazyRow) and self.ordered:
             return self.best(raw, previous), None
         logits = self.logits(raw, previous)
         index = int(logits.argmax())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkinfer.dflash.base import Draft, Features, Logits, Proposals
+from sparkinfer.dflash.base import Ahead, Draft, Features, Logits, Proposals
 
 _NEVER = -1e4  # logit of what the oracle does not propose
 
@@ -95,18 +95,31 @@ class ScriptedDraft:
         if self.inner:
             self.inner.assume(length)
 
+    @property
+    def runs_ahead(self) -> bool:
+        """As the network: its tokens are not waited for either."""
+        return bool(getattr(self.inner, "runs_ahead", False))
+
+    def propose_ahead(self, anchor: int, depth: int) -> Ahead:
+        self.inner.propose_ahead(anchor, depth)  # type: ignore[union-attr]
+        tokens = self._next(depth)
+        return Ahead(lambda: tokens, tokens)
+
     def propose(self, anchor: int, depth: int) -> Proposals:
         if self.inner:
             _pay(self.inner.propose(anchor, depth), anchor)
+        return ScriptedProposals(self._next(depth), self.n_vocab)
+
+    def _next(self, depth: int) -> tuple[int, ...]:
+        """The tokens of the next step."""
         right = self.script[self.step % len(self.script)]
         self.step += 1
         known = self.recording[self._length + 1 : self._length + 1 + depth]
         known += [0] * (depth - len(known))
-        tokens = [
+        return tuple(
             token if slot < right else (token + 1) % self.n_vocab
             for slot, token in enumerate(known)
-        ]
-        return ScriptedProposals(tuple(tokens), self.n_vocab)
+        )
 
 
 def _pay(proposals: Proposals, anchor: int) -> None:

@@ -73,10 +73,14 @@ class Batched:
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
         rows = picked(self._target, self._target.forward(state, window, rows="all", verify=True))
+        return self.judged(rows, judge)
+
+    def judged(self, rows: Any, judge: Judge) -> Verified:
+        """What `run` gives, of rows that a forward has given."""
         for index, row in enumerate(rows):
             if not judge(index, row):
                 break
-        return Verified(self.name, self._mode, len(window), self._target.tapped(len(window)))
+        return Verified(self.name, self._mode, len(rows), self._target.tapped(len(rows)))
 
     def commit(self, state: Any, kept: int) -> None:
         state.commit(kept)

@@ -112,6 +112,39 @@ class Target:
         """What the last forward gave, as rows of which the largest logits are known already where that can be."""
         return self._readout.picked(len(rows)) if self._readout.holds(rows) else rows
 
+    @property
+    def next_tokens(self) -> tuple[Buffer, int] | None:
+        """Where a device may write the tokens after an anchor for `verify_ahead`: a buffer of one row and its column.
+
+        None where that cannot be.
+        """
+        return self._intake.column(1) if self.asynchronous else None
+
+    def verify_ahead(
+        self, state: Sequence, anchor: int, count: int, drafts: Ids[int] | None
+    ) -> Callable[[Callable[[], Ids[int]]], tuple[list[int], Logits]]:
+        """Start `forward` with `verify` for a window of `anchor` and `count` drafts, which nobody need know yet.
+
+        Without `drafts` they are what the device writes to `next_tokens` before. The result waits: it is given what
+        tells the drafts then, and gives the window's tokens and logits.
+        """
+        window = [anchor, *([0] * count if drafts is None else drafts)]
+        self._check(state, window, verify=True)
+        with self._busy:
+            tape, words = self._tape(len(window), "all"), self._words(state, len(window), False)
+            self._intake.send(words, window if drafts is not None else [anchor])
+            state.hold(window)  # their rows are about to be overwritten
+            tape.replay()
+
+        def finish(told: Callable[[], Ids[int]]) -> tuple[list[int], Logits]:
+            with self._busy:
+                rows = self._readout.read(len(window))
+                tokens = [anchor, *told()]
+                state.hold(tokens)
+                return tokens, rows
+
+        return finish
+
     def prefill(
         self, state: Sequence, tokens: Ids[int], progress: Progress | None = None
     ) -> Logits:

@@ -30,6 +30,10 @@ class Intake:
         self._mailbox = backend.mailbox(self.params)
         self.rows = backend.staging(x)
 
+    def column(self, row: int) -> tuple[Buffer, int] | None:
+        """Where a device may write the token of a row itself, ahead of a run; None where the host writes `rows`."""
+        return None if self._packed is None else (self.params, P.WORDS + row)
+
     def record(self, recorder: Recorder) -> None:
         """Make the rows of `x` before anything else of the run."""
         if self._packed is None:
@@ -39,6 +43,8 @@ class Intake:
 
     def send(self, words: list[int], tokens: Sequence[int] = ()) -> None:
         """Give the next run its parameters (P.WORDS numbers) and tokens, also while something runs.
+
+        Rows without a token here have the one that the device has written (`column`).
 
         Without `packed` the host writes `rows`, so it waits until nothing runs.
         """

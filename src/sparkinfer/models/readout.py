@@ -23,10 +23,10 @@ class Readout:
         if largest or not backend.on_host:
             self._picks = backend.buffer(buffer.rows, 2, np.int64)
 
-    def record(self, recorder: Recorder) -> None:
-        """After the op that writes the buffer."""
+    def record(self, recorder: Recorder, tokens: tuple[Buffer, int] | None = None) -> None:
+        """After the op that writes the buffer. `tokens` as `argmax` has it."""
         if self._picks is not None:
-            argmax(recorder, self.buffer, self._picks, self.n_vocab)
+            argmax(recorder, self.buffer, self._picks, self.n_vocab, tokens=tokens)
             recorder.deliver(self._picks)
 
     def read(self, count: int, first: int = 0) -> Any:
@@ -46,6 +46,12 @@ class Readout:
         assert self._picks is not None
         picks = self._backend.staging(self._picks)[first : first + count]
         return LazyRows(picks, lambda row: self._fetch(first + row), self.n_vocab)
+
+    def found(self, count: int) -> list[int]:
+        """The largest logits' ids of the first rows of a replay that has been waited for."""
+        assert self._picks is not None
+        ids = self._backend.staging(self._picks)[:count, 0]
+        return [min(index, self.n_vocab - 1) for index in ids.tolist()]
 
     def _fetch(self, row: int) -> NDArray[np.float32]:
         values = self.buffer.array[row, : self.n_vocab]

@@ -4,9 +4,22 @@ from sparkinfer.backend.base import Buffer, Recorder
 from sparkinfer.kernels.select import select
 
 
-def argmax(recorder: Recorder, logits: Buffer, out: Buffer, n_vocab: int) -> None:
+def argmax(
+    recorder: Recorder,
+    logits: Buffer,
+    out: Buffer,
+    n_vocab: int,
+    *,
+    tokens: tuple[Buffer, int] | None = None,
+) -> None:
     """Record out[r] = (id of the largest of the first `n_vocab` logits of row r, 1 if all of them are finite else 0).
 
     Shapes: logits rows x at least n_vocab, out int64 rows x 2. On a tie the lowest id. Rows do not mix.
+    `tokens`, only on a device: a buffer of one row of int64 and its column that gets the first row's id; those of the
+    other rows follow. An id outside the vocabulary, which rows without any number give, becomes the last one there.
     """
-    select("argmax", recorder.backend)(recorder, logits, out, n_vocab)
+    record = select("argmax", recorder.backend)
+    if tokens is None:
+        record(recorder, logits, out, n_vocab)
+    else:
+        record(recorder, logits, out, n_vocab, tokens)

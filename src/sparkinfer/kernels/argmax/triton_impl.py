@@ -50,7 +50,9 @@ def part_kernel(
 
 
 @triton.jit
-def whole_kernel(values, places, out, out_stride, PARTS: tl.constexpr):
+def whole_kernel(
+    values, places, out, out_stride, tokens, n_vocab, PARTS: tl.constexpr, TOKENS: tl.constexpr
+):
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     release_next()
@@ -60,11 +62,20 @@ def whole_kernel(values, places, out, out_stride, PARTS: tl.constexpr):
     failed = tl.max((place < 0).to(tl.int32), 0)
     _, lowest = _largest(value, tl.where(place < 0, -1 - place, place))
     tl.store(out + row * out_stride, lowest.to(tl.int64))
+    if TOKENS:
+        tl.store(tokens + row, tl.minimum(lowest, n_vocab - 1).to(tl.int64))
     tl.store(out + row * out_stride + 1, (1 - failed).to(tl.int64))
 
 
-def record(recorder: CudaRecorder, logits: Buffer, out: Buffer, n_vocab: int) -> None:
+def record(
+    recorder: CudaRecorder,
+    logits: Buffer,
+    out: Buffer,
+    n_vocab: int,
+    tokens: tuple[Buffer, int] | None = None,
+) -> None:
     rows = recorder.rows
+    target = out.array if tokens is None else tokens[0].array[0, tokens[1] :]
     values = recorder.scratch("argmax values", rows * PARTS)
     places = recorder.scratch("argmax places", rows * PARTS, torch.int32)
     recorder.launch(
@@ -78,7 +89,10 @@ def record(recorder: CudaRecorder, logits: Buffer, out: Buffer, n_vocab: int) ->
         places,
         out.array,
         stride_of(out.array),
+        target,
+        n_vocab,
         PARTS=PARTS,
+        TOKENS=tokens is not None,
         num_warps=1,
         overlap=True,
     )
