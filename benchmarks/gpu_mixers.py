@@ -137,7 +137,7 @@ class AttentionCase:
 
     def sweep(self) -> None:
         before = split.SPLIT_WARPS, split.SPLIT_STAGES
-        for choice in ((4, 1), (4, 2), (8, 1), (8, 2)):
+        for choice in ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3)):
             split.SPLIT_WARPS, split.SPLIT_STAGES = choice
             for context in (128, 4096, 32768):
                 for rows in (1, 6):

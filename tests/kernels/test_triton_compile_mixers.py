@@ -15,7 +15,6 @@ from compile_sm90 import TOOLS
 SHARED = 232448  # bytes of shared memory that one program may have
 CASES = Path(__file__).with_name("compile_mixers_cases.py")
 KNOWN_STACK = {
-    "split_kernel": 1024,
     "wide_kernel": 448,
     "chunk_kernel": 1024,
     "scan_kernel": 512,
