@@ -80,7 +80,7 @@ def choose_tile(
     while count > 1 and outputs // (count * fold) < 6 * sms // warps:
         count //= 2
     count = 1 << (count.bit_length() - 1)
-    ahead = form.bits == 8 and groups >= 128
+    ahead = form.bits == 8 and groups >= 128 and warps == 1
     return Tile(lanes, width, count, chunks, warps, width * chunks == groups, ahead)
 
 
