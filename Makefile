@@ -7,6 +7,7 @@ override VENV := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 MODEL  ?= smollm2
+PROCESSES ?= 2
 PROMPT ?= Why is the sky blue? Answer in three sentences.
 
 .DEFAULT_GOAL := help
@@ -48,7 +49,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(PROCESSES) --dist worksteal
 
 # On the GPU: whole models, the bits of speculation and kernels, small and at real shapes; then its checkers of memory
 # and of races on the first cases of each kernel. Side by side where pytest-xdist is installed.
