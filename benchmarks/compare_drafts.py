@@ -22,6 +22,7 @@ from sides.probe import machine
 from sides.report import spread
 
 from sparkinfer.chat import ChatTemplate
+from sparkinfer.decoding import picked
 from sparkinfer.dflash.build import build_decoder
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.gguf import open_gguf
@@ -82,10 +83,10 @@ def plain(
     """The greedy answer and the seconds after its first token."""
     state = target.new_state()
     target.set_taps(())
-    found = [int(target.forward(state, prompt)[0].argmax())]
+    found = [int(picked(target, target.forward(state, prompt))[0].argmax())]
     start = time.perf_counter()
     while len(found) < count and found[-1] not in stop:
-        found.append(int(target.forward(state, found[-1:])[0].argmax()))
+        found.append(int(picked(target, target.forward(state, found[-1:]))[0].argmax()))
     return found, time.perf_counter() - start
 
 

@@ -18,6 +18,7 @@ from speculation import Speculation
 
 import sparkinfer
 from sparkinfer.chat import ChatTemplate
+from sparkinfer.decoding import picked
 from sparkinfer.gguf import open_gguf
 from sparkinfer.models import load_target
 from sparkinfer.state import Sequence, Snapshot
@@ -74,7 +75,7 @@ class SparkInfer:
     def prompt(self, tokens: list[int]) -> Reply:
         state = self._at([])
         start = time.perf_counter()
-        best = int(self.target.forward(state, tokens, rows="last")[0].argmax())
+        best = int(picked(self.target, self.target.forward(state, tokens, rows="last"))[0].argmax())
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
     def decode(self, context: list[int], tokens: list[int]) -> Reply:
@@ -82,7 +83,7 @@ class SparkInfer:
         best = []
         start = time.perf_counter()
         for token in tokens:
-            best.append(int(self.target.forward(state, [token])[0].argmax()))
+            best.append(int(picked(self.target, self.target.forward(state, [token]))[0].argmax()))
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
     def speculate(
