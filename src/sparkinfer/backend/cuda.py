@@ -38,7 +38,9 @@ def usable(number: int = 0) -> str:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device"
     count = torch.cuda.device_count()
-    return "" if number < count else f"there is no GPU {number}: torch finds {count}, numbered from 0"
+    return (
+        "" if number < count else f"there is no GPU {number}: torch finds {count}, numbered from 0"
+    )
 
 
 def free_memory() -> int:
