@@ -5,6 +5,9 @@ needs that one's results (load weights, above all) costs no time. Its contract: 
 before it reads what any earlier launch wrote and before it writes anything at all. Every earlier launch has finished
 then: each awaits the one before it. `release_next` says that the next launch may start now; called as the first thing
 a kernel does.
+
+One exception (experts/triton_few.py): a kernel that releases after its own wait promises the next launch that all that
+came before itself is there, so that one may read it, past the first cache, before it waits.
 """
 
 import triton
