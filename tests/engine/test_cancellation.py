@@ -84,6 +84,15 @@ def test_ctrl_c_inside_cancel_on_interrupt_ends_at_a_step_and_keeps_the_state():
     assert tested.generate(PROMPT, **FREE).usage.cached_tokens == len(PROMPT) - 1
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also in a process that was started in the background, where it is ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_raises():
     tested = engine()
 

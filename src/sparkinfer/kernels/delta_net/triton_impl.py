@@ -266,7 +266,7 @@ def finish_kernel(
     weight = tl.load(head_norm + tl.arange(0, SIZE))
     moves = (row == 0) & (tl.load(run + WORD_ADVANCE) != 0)
     channel = head * MOVED + tl.arange(0, MOVED)
-    moved = (channel < CHANNELS) & moves
+    moved = channel < tl.where(moves, CHANNELS, 0)
     history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
     await_inputs()
     # It becomes the last three inputs, the oldest first.
