@@ -11,6 +11,7 @@ import pytest
 from toy_draft import A, B, BrokenPaths, C, toy_engine
 
 from sparkinfer.cli import app
+from sparkinfer.cli.flags import SPECULATION
 from sparkinfer.cli.speculation import closing_words
 from sparkinfer.engine import Engine
 from sparkinfer.options import OPTIONS, configure
@@ -219,3 +220,8 @@ def test_a_bad_value_is_one_line(capsys: Any) -> None:
     assert capsys.readouterr().err == (
         "error: --spec=maybe is not accepted; expected auto | on | off\n"
     )
+
+
+def test_every_option_of_drafting_has_a_flag() -> None:
+    names = {option.name for option in OPTIONS}
+    assert {name for name in names if name.startswith("dflash_")} <= set(SPECULATION)

@@ -24,6 +24,7 @@ _SPEC = "Speculation"
         "cache_dir",
         "draft",
         "dflash_rows",
+        "dflash_block",
         "dflash_compact_verify",
     )
 )

@@ -30,6 +30,7 @@ _SHOWN = 10  # differences
         "cache_dir",
         "draft",
         "dflash_rows",
+        "dflash_block",
         "dflash_compact_verify",
     )
 )

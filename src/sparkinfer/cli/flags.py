@@ -18,6 +18,7 @@ SPECULATION = (
     "spec",
     "dflash_proposals",
     "dflash_rows",
+    "dflash_block",
     "dflash_compact_verify",
     "dflash_accept",
 )

@@ -40,8 +40,9 @@ def checked_prior(acceptance: Sequence[float], claims: Sequence[float]) -> Prior
     Raises: ShapeError for numbers that cannot be means of probabilities.
     """
     rates, means = [float(rate) for rate in acceptance], [float(mean) for mean in claims]
-    if not all(0.0 <= number <= 1.0 for number in (*rates, *means)):
-        raise ShapeError("a draft's prior has numbers outside 0 .. 1")
+    for number in (*rates, *means):
+        if not 0.0 <= number <= 1.0:
+            raise ShapeError(f"a draft's prior has {number}, which is outside 0 .. 1")
     if not rates or len(means) not in (0, 4 * DEPTHS):
         raise ShapeError(
             f"a draft's prior has {len(rates)} slots and {len(means)} means of claims; expected at least one slot and"

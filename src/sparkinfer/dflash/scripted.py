@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkinfer.dflash.base import Ahead, Draft, Features, Logits, Proposals
+from sparkinfer.dflash.base import Ahead, Chosen, Draft, Features, Logits, Proposals
 
 _NEVER = -1e4  # logit of what the oracle does not propose
 
@@ -24,18 +24,10 @@ def acceptance_script(mean: float, depth: int, steps: int = 1000) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ScriptedProposals:
+class ScriptedProposals(Chosen):
     """Fixed tokens, each with all of the probability."""
 
-    tokens: tuple[int, ...]
     n_vocab: int
-
-    @property
-    def depth(self) -> int:
-        return len(self.tokens)
-
-    def best(self, slot: int, previous: int) -> int:
-        return self.tokens[slot]
 
     def row(self, slot: int, previous: int) -> Logits:
         row = np.full(self.n_vocab, _NEVER, np.float32)
