@@ -142,20 +142,24 @@ def upload(blocks: Any, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return source.clone()
     target = torch.empty(flat.size, dtype=torch.uint8, device=device)
-    stage = _stage()
+    stage = _stage(device)
     for index, first in enumerate(range(0, flat.size, _STAGE_BYTES)):
         part = source[first : first + _STAGE_BYTES]
         pinned, done = stage[index % 2]
         done.synchronize()  # the device has read what was there
         pinned[: len(part)].copy_(part)
         target[first : first + len(part)].copy_(pinned[: len(part)], non_blocking=True)
-        done.record()
+        done.record(torch.cuda.current_stream(device))
     return target
 
 
-def _stage() -> list[tuple[Tensor, torch.cuda.Event]]:
-    """Two pieces of pinned memory of this thread: the system copies ordinary memory at a fraction of the speed."""
-    if not hasattr(_LOCAL, "stage"):
+def _stage(device: torch.device) -> list[tuple[Tensor, torch.cuda.Event]]:
+    """Two pieces of pinned memory of this thread: the system copies ordinary memory at a fraction of the speed.
+
+    An event belongs to the device it was first recorded on, so another device has pieces of its own.
+    """
+    if getattr(_LOCAL, "device", None) != device:
+        _LOCAL.device = device
         _LOCAL.stage = [
             (torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
             for _ in range(2)
