@@ -7,9 +7,10 @@ an unchanged second start only loads. Numba itself keys each entry by CPU and si
 import ctypes
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import llvmlite
 import numba
@@ -57,8 +58,28 @@ def cache_folder() -> Path | None:
     return folder
 
 
-# For functions that only compiled code calls: without entry points for Python and C a first start takes a fifth less.
-inner = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def inner(function: _F) -> _F:
+    """For functions that only compiled code calls: without entry points for Python and C a first start takes a fifth
+    less.
+    """
+    compiled: _F = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+        function
+    )
+    return compiled
+
+
+@contextmanager
+def _kept() -> Iterator[bool]:
+    """While inside, Numba keeps what it compiles in our folder; False where there is none."""
+    folder, before = cache_folder(), config.CACHE_DIR
+    config.CACHE_DIR = str(folder or "")
+    try:
+        yield folder is not None
+    finally:
+        config.CACHE_DIR = before
 
 
 class Kernel:
@@ -71,14 +92,9 @@ class Kernel:
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        folder = cache_folder()
-        before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder or "")
-        try:
-            decorate = numba.cfunc(self._signature, cache=folder is not None, error_model="numpy")
+        with _kept() as keep:
+            decorate = numba.cfunc(self._signature, cache=keep, error_model="numpy")
             return decorate(self._function)
-        finally:
-            config.CACHE_DIR = before
 
     @functools.cached_property
     def address(self) -> int:
@@ -97,3 +113,32 @@ TILES = types.void(*[types.int64] * 7)
 def job(function: Callable[[int, int, int], None]) -> Kernel:
     """Declare a CPU job `f(args, chunk, thread)`: `args` is the address of its int64 arguments."""
     return Kernel(function, JOB)
+
+
+class Routine:
+    """A function of arrays and numbers that Python calls, compiled when `call` is first asked for.
+
+    What it calls has to be in its own file: the cache's name tells nothing of other folders' sources, and Numba looks
+    at that file only.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
+        self._function, self._signature = function, signature
+
+    @functools.cached_property
+    def call(self) -> Callable[..., Any]:
+        """The compiled function. Arrays have to be of the signature's kinds and contiguous."""
+        with _kept() as keep:
+            decorate = numba.njit(
+                self._signature, cache=keep, error_model="numpy", no_cfunc_wrapper=True
+            )
+            compiled: Callable[..., Any] = decorate(self._function)
+            return compiled
+
+
+def routine(signature: Any) -> Callable[[Callable[..., Any]], Routine]:
+    """Declare a `Routine` of this signature."""
+    return lambda function: Routine(function, signature)
+
+
+VECTOR, MATRIX, CUBE = (types.Array(types.float64, n, "C") for n in (1, 2, 3))

@@ -5,10 +5,16 @@ different length, each weighted by how well it predicted the latest steps. A slo
 says nothing and changes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from sparkinfer.backend.compiled import CUBE, MATRIX, VECTOR, inner, routine
 
 _FIRST = 0.8  # acceptance of the first slot before anything was seen
 _DEEPER = 0.98  # of an unseen slot against the one before it
@@ -45,75 +51,120 @@ SPANS = (
     Span("medium", 30.0, 6.0, 12.0, of_change=True),
     Span("short", 6.0, 3.0, 12.0, of_change=True),
 )
+# Rows of what is kept of each memory's slots, in units of UNIT: to forget is to make the unit smaller.
+_REACHED, _KEPT, _RATES = range(3)
+# Rows of what is kept of the memories: decayed log-likelihood, the unit, the share in the mixture.
+_RIGHT, _UNIT, _SHARE = range(3)
+_STEPS, _FIRSTS, _DEEPERS, _CHANGES, _AGES = (
+    np.array([getattr(span, name) for span in SPANS], np.float64)
+    for name in ("steps", "first", "deeper", "of_change", "ages")
+)
 
 
-class _Memory:
-    """Decayed counts of slots reached and kept, the acceptance they suggest and how well that predicted.
+@inner
+def _clipped(rate: float) -> float:
+    return _LEAST if rate < _LEAST else _MOST if rate > _MOST else rate
 
-    Counts stand in units of `unit`: to forget is to make the unit smaller.
-    """
 
-    def __init__(self, span: Span, slots: int) -> None:
-        self.span = span
-        self.reached, self.kept, self.rates = [0.0] * slots, [0.0] * slots, [0.0] * slots
-        self.evidence = 0.0  # decayed log-likelihood
-        self.unit = 1.0
-        self._step = exp(-1.0 / span.steps)
+@inner
+def _remember(slots: Any, mixture: Any, memory: int, accepted: int, judged: int) -> float:
+    """Count a step's slots; returns the log of the probability that the memory gave to what happened."""
+    chance, one = 1.0, 1.0 / mixture[_UNIT, memory]
+    for slot in range(judged):
+        rate = slots[_RATES, slot]
+        chance *= rate if slot < accepted else 1.0 - rate
+        slots[_REACHED, slot] += one
+        if slot < accepted:
+            slots[_KEPT, slot] += one
+    return log(chance)
 
-    def fade(self, steps: float) -> None:
-        self.unit *= self._step if steps == 1.0 else exp(-steps / self.span.steps)
-        if self.unit < _LEAST_UNIT:
-            self.reached = [count * self.unit for count in self.reached]
-            self.kept = [count * self.unit for count in self.kept]
-            self.unit = 1.0
 
-    def add(self, accepted: int, judged: int, beyond: Sequence[float]) -> None:
-        one = 1.0 / self.unit
-        for slot in range(judged):
-            self.reached[slot] += one
-        for slot in range(accepted):
-            self.kept[slot] += one
-        for slot, rate in enumerate(beyond, judged):
-            self.reached[slot] += one
-            one *= rate
-            self.kept[slot] += one
+@inner
+def _fade(slots: Any, mixture: Any, memory: int, steps: float) -> None:
+    """Forget what `steps` steps make old."""
+    unit = mixture[_UNIT, memory] * exp(-steps / _STEPS[memory])
+    if unit < _LEAST_UNIT:
+        for slot in range(slots.shape[1]):
+            slots[_REACHED, slot] *= unit
+            slots[_KEPT, slot] *= unit
+        unit = 1.0
+    mixture[_UNIT, memory] = unit
 
-    def likelihood(self, accepted: int, judged: int) -> float:
-        """Log of the probability this memory gave to what happened."""
-        rates, chance = self.rates, 1.0
-        for slot in range(accepted):
-            chance *= rates[slot]
-        return log(chance * (1.0 - rates[accepted]) if judged > accepted else chance)
 
-    def estimate(self, longer: "_Memory") -> None:
-        """Set the rates; `longer` is the memory before this one."""
-        rates, weight, unit = [], self.span.first, self.unit
-        if self.span.of_change:
-            change = 0.0
-            for reached, kept, known, (of, share) in zip(
-                self.reached, self.kept, longer.rates, longer.counts, strict=True
-            ):
-                change *= _ALIKE
-                if reached:
-                    trust = reached * unit / (reached * unit + weight)
-                    seen = kept / reached - (share / of if of else 0.0)
-                    change += trust * (seen - change)
-                rate = known + change
-                rates.append(_MOST if rate > _MOST else _LEAST if rate < _LEAST else rate)
-                weight = self.span.deeper
+@inner
+def _rate(slots: Any, longer: Any, memory: int, unit: float) -> None:
+    """Set the rates of a memory; `longer` is the one before it (of the first, which has none, any)."""
+    guess, change, weight = _FIRST, 0.0, _FIRSTS[memory]
+    for slot in range(slots.shape[1]):
+        reached, kept = slots[_REACHED, slot], slots[_KEPT, slot]
+        if not _CHANGES[memory]:
+            rate = _clipped((kept * unit + weight * guess) / (reached * unit + weight))
+            guess, weight = rate * _DEEPER, _DEEPERS[memory]
         else:
-            guess = _FIRST
-            for reached, kept in zip(self.reached, self.kept, strict=True):
-                rate = (kept * unit + weight * guess) / (reached * unit + weight)
-                rate = _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
-                guess, weight = rate * _DEEPER, self.span.deeper
-                rates.append(rate)
-        self.rates = rates
+            change *= _ALIKE
+            if reached > 0.0:
+                of = longer[_REACHED, slot]
+                usual = longer[_KEPT, slot] / of if of > 0.0 else 0.0
+                trust = reached * unit / (reached * unit + weight)
+                change += trust * (kept / reached - usual - change)
+            rate, weight = _clipped(longer[_RATES, slot] + change), _DEEPERS[memory]
+        slots[_RATES, slot] = rate
 
-    @property
-    def counts(self) -> Iterable[tuple[float, float]]:
-        """Of each slot how often it was reached and kept."""
-        return zip(self.reached, self.kept, strict=True)
+
+@inner
+def _mix(slots: Any, mixture: Any, expected: Any) -> None:
+    """Shares of the memories by how well they predicted, and the tokens expected of so many slots."""
+    memories, best, total = slots.shape[0], mixture[_RIGHT, 0], 0.0
+    for memory in range(memories):
+        if mixture[_RIGHT, memory] > best:
+            best = mixture[_RIGHT, memory]
+    for memory in range(memories):
+        mixture[_SHARE, memory] = exp(mixture[_RIGHT, memory] - best)
+        total += mixture[_SHARE, memory]
+    for slot in range(len(expected)):
+        expected[slot] = 1.0 if slot == 0 else 0.0
+    for memory in range(memories):
+        mixture[_SHARE, memory] /= total
+        through = mixture[_SHARE, memory]  # its share times the chance to get this far
+        for slot in range(slots.shape[2]):
+            through *= slots[memory, _RATES, slot]
+            expected[slot + 1] += through
+    for slot in range(slots.shape[2]):
+        expected[slot + 1] += expected[slot]
+
+
+@routine(
+    types.void(
+        CUBE, MATRIX, VECTOR, types.float64, types.float64, types.float64,
+        types.int64, types.int64, VECTOR, types.boolean,
+    )
+)  # fmt: skip
+def _learn(
+    slots: Any, mixture: Any, expected: Any, right: float, steps: float, since: float,
+    accepted: int, judged: int, beyond: Any, anew: bool,
+) -> None:  # fmt: skip
+    """What `Acceptance` does to its numbers.
+
+    Keep the share `right` of how well the memories predicted, forget `steps` steps and `since` plain ones, count a
+    step's slots and the `beyond` ones, and make the estimates `anew`.
+    """
+    for memory in range(len(_STEPS)):
+        own = slots[memory]
+        _fade(own, mixture, memory, steps + since * _AGES[memory])
+        likely = _remember(own, mixture, memory, accepted, judged)
+        mixture[_RIGHT, memory] = right * mixture[_RIGHT, memory] + likely
+        one = 1.0 / mixture[_UNIT, memory]
+        for place in range(len(beyond)):
+            own[_REACHED, judged + place] += one
+            one *= beyond[place]
+            own[_KEPT, judged + place] += one
+    if anew:
+        for memory in range(len(_STEPS)):
+            _rate(slots[memory], slots[memory - 1], memory, mixture[_UNIT, memory])
+        _mix(slots, mixture, expected)
+
+
+_NOTHING = np.empty(0)
 
 
 @dataclass
@@ -127,8 +178,11 @@ class Acceptance:
 
     def __post_init__(self) -> None:
         self.reached, self.kept = [0] * self.slots, [0] * self.slots
-        self._memories = [_Memory(span, self.slots) for span in SPANS]
-        self._estimate()
+        self._slots = np.zeros((len(SPANS), 3, self.slots))
+        self._mixture = np.zeros((3, len(SPANS)))
+        self._mixture[_UNIT] = 1.0
+        self._tokens = np.zeros(self.slots + 1)
+        self._learn()
 
     def observe(
         self, drafted: int, accepted: int, since: int = 0, beyond: Sequence[float] = ()
@@ -142,18 +196,14 @@ class Acceptance:
         """
         judged = min(drafted, accepted + 1, self.slots)
         accepted = min(accepted, judged)
-        for memory in self._memories:
-            memory.evidence = _EVIDENCE * memory.evidence + memory.likelihood(accepted, judged)
-            memory.fade(1.0 + since * memory.span.ages)
-            memory.add(accepted, judged, beyond)
+        self.steps += 1
+        new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
+        more = np.array(beyond) if beyond else _NOTHING
+        self._learn(_EVIDENCE, 1.0, since, accepted, judged, more, new)
         for slot in range(judged):
             self.reached[slot] += 1
         for slot in range(accepted):
             self.kept[slot] += 1
-        self.steps += 1
-        new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
-        if new:
-            self._estimate()
         return new
 
     def assume(self, rates: Sequence[float]) -> None:
@@ -161,13 +211,13 @@ class Acceptance:
 
         Only long memories are given them, so that others soon show where this text is another.
         """
-        for memory in self._memories:
-            reached = 0.0 if memory.span.ages else _ASSUMED / memory.unit
+        for span, slots, unit in zip(SPANS, self._slots, self._mixture[_UNIT], strict=True):
+            reached = 0.0 if span.ages else _ASSUMED / float(unit)
             for slot, rate in enumerate(rates[: self.slots]):
-                memory.reached[slot] += reached
+                slots[_REACHED, slot] += reached
                 reached *= max(rate, _HOPED)
-                memory.kept[slot] += reached
-        self._estimate()
+                slots[_KEPT, slot] += reached
+        self._learn()
 
     @property
     def settled(self) -> bool:
@@ -176,10 +226,7 @@ class Acceptance:
 
     def soften(self) -> None:
         """Another request begins: what was seen lately counts little, the rest and the preferred memory less."""
-        for memory in self._memories:
-            memory.evidence *= 0.5
-            memory.fade(_REQUEST)
-        self._estimate()
+        self._learn(0.5, _REQUEST)
 
     def expected(self, depth: int) -> float:
         """Tokens that a step with `depth` drafted slots yields: 1 + its chances to get through each slot."""
@@ -188,8 +235,8 @@ class Acceptance:
     @property
     def rates(self) -> list[float]:
         """Estimated conditional acceptance of every slot."""
-        pairs = list(zip(self._shares, self._memories, strict=True))
-        return [sum(share * m.rates[slot] for share, m in pairs) for slot in range(self.slots)]
+        rates: list[float] = (self._mixture[_SHARE] @ self._slots[:, _RATES]).tolist()
+        return rates
 
     def report(self) -> dict[str, Any]:
         """Ready for JSON; slots that were never reached show what is assumed of them."""
@@ -201,23 +248,23 @@ class Acceptance:
                 for slot, (reached, kept, rate) in enumerate(rows, 1)
             ],
             "memories": {
-                memory.span.name: round(share, 3)
-                for share, memory in zip(self._shares, self._memories, strict=True)
+                span.name: round(float(share), 3)
+                for span, share in zip(SPANS, self._mixture[_SHARE], strict=True)
             },
         }
 
-    def _estimate(self) -> None:
-        longer = self._memories[0]
-        for memory in self._memories:
-            memory.estimate(longer)
-            longer = memory
-        best = max(memory.evidence for memory in self._memories)
-        weights = [exp(memory.evidence - best) for memory in self._memories]
-        self._shares = [weight / sum(weights) for weight in weights]
-        through = self._shares  # of a memory: its share times the chance to get this far
-        tokens = 1.0
-        self._expected = [tokens]
-        for rates in zip(*(memory.rates for memory in self._memories), strict=True):
-            through = [chance * rate for chance, rate in zip(through, rates, strict=True)]
-            tokens += sum(through)
-            self._expected.append(tokens)
+    def _learn(
+        self,
+        right: float = 1.0,
+        steps: float = 0.0,
+        since: int = 0,
+        accepted: int = 0,
+        judged: int = 0,
+        beyond: NDArray[np.float64] = _NOTHING,
+        anew: bool = True,
+    ) -> None:
+        _learn.call(
+            self._slots, self._mixture, self._tokens, right, steps, since, accepted, judged, beyond, anew
+        )  # fmt: skip
+        if anew:
+            self._expected: list[float] = self._tokens.tolist()

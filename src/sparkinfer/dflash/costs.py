@@ -125,7 +125,7 @@ class CostTable:
 
     def plain(self, length: int) -> float:
         """Seconds of a plain step after `length` tokens."""
-        return self.growth(length) * self._empty * self._drift.factor(0)
+        return self.growth(length) * self._empty * self._drift.factors[0]
 
     def step(self, width: int, path: str, length: int) -> float:
         """Seconds of a step of `width` rows, draft included. Raises: KeyError for what the table does not hold."""
@@ -146,7 +146,7 @@ class CostTable:
         """
         best: dict[int, tuple[str, float]] = {}
         away = length - self.lengths[0]
-        factors = self._drift.factors()
+        factors = self._drift.factors
         for width, ways in self._ways.items():
             least = inf
             for place, path, (low, slope) in ways:
@@ -187,12 +187,12 @@ class CostTable:
         if step.asked and step.width == 1:
             return min(max(step.seconds / plain, 1.0 + cut), _SURPRISE * (1.0 + cut))
         line = self._line(self._place[key], step.length)
-        expected = line * self._drift.factor(self._place[key])
+        expected = line * self._drift.factors[self._place[key]]
         seen = self.seen.get(key, 0)
         self.seen[key] = seen + 1
         if step.width == 1 or 0 < seen < _SETTLED or seen % _EVERY == 0 < seen:
             self._drift.observe(key, self.usual(step, waiting) / expected)
-            after = line * self._drift.factor(self._place[key]) / self.plain(step.length)
+            after = line * self._drift.factors[self._place[key]] / self.plain(step.length)
             return min(after, _SURPRISE * expected / plain) + cut
         return expected / plain + cut
 
@@ -208,7 +208,7 @@ class CostTable:
         if waiting is None or step.width == 1:
             return step.seconds
         rows = waiting - usual_rows(max(step.asked, step.width))
-        extra = self.row * rows * self._drift.factor(0) + self.cut_off(step)
+        extra = self.row * rows * self._drift.factors[0] + self.cut_off(step)
         return max(step.seconds - extra, 0.05 * step.seconds)
 
     @property
@@ -234,7 +234,7 @@ class CostTable:
 
     def _seconds(self, key: tuple[str, int], length: int) -> float:
         place = self._place[key]
-        return self._line(place, length) * self._drift.factor(place)
+        return self._line(place, length) * self._drift.factors[place]
 
     def _line(self, place: int, length: int) -> float:
         return self._at(self._lines[place], length)

@@ -10,6 +10,9 @@ from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
+from numba import types
+
+from sparkinfer.backend.compiled import MATRIX, VECTOR, routine
 
 _NOISE = (0.05**2, 0.08**2, 0.5**2)  # variance of one step's logarithm: least, at the start, most
 _NOISE_GAIN = 0.03  # how fast that is learned
@@ -18,6 +21,37 @@ _START = (0.3**2, 0.25**2, 0.05**2)  # variance at the start: common, of draftin
 _CREEP = (0.02**2, 0.001**2, 0.001**2)  # what a step adds to them
 
 Kind = tuple[str, int]  # path, width
+
+
+@routine(
+    types.float64(
+        VECTOR, MATRIX, VECTOR, VECTOR, VECTOR, types.int64, types.boolean, types.float64, types.float64
+    )
+)  # fmt: skip
+def _observe(
+    value: Any, covariance: Any, creep: Any, kinds: Any, factors: Any,
+    part: int, drafts: bool, ratio: float, noise: float,
+) -> float:  # fmt: skip
+    """As `Drift.observe`; `kinds`: 1 for those that draft. Sets `factors` and returns the new noise."""
+    n, drafting = len(value), 1.0 if drafts else 0.0
+    for i in range(n):
+        covariance[i, i] += creep[i]
+    shared = np.empty(n)
+    for i in range(n):
+        shared[i] = covariance[0, i] + drafting * covariance[1, i] + covariance[part, i]
+    known = shared[0] + drafting * shared[1] + shared[part]
+    variance = known + noise
+    most, surprise = _CLIP * sqrt(variance), log(ratio)
+    surprise = most if surprise > most else -most if surprise < -most else surprise
+    for i in range(n):
+        value[i] += shared[i] * (surprise / variance)
+        for j in range(n):
+            covariance[i, j] -= shared[i] * (shared[j] / variance)
+    factors[0] = exp(value[0] + value[1])
+    for kind in range(len(kinds)):
+        factors[kind + 1] = exp(value[0] + kinds[kind] * value[1] + value[kind + 2])
+    noise += _NOISE_GAIN * (surprise * surprise - known - noise)
+    return _NOISE[0] if noise < _NOISE[0] else _NOISE[2] if noise > _NOISE[2] else noise
 
 
 class Drift:
@@ -30,55 +64,20 @@ class Drift:
         own = [_START[2] + spread**2 for spread in spreads]
         self._value = np.zeros(n)
         self._covariance = np.diag([*_START[:2], *own])
-        self._drafts = [width > 1 for _, width in self._place]
-        self._diagonal = self._covariance.reshape(-1)[:: n + 1]
-        self._factors: list[float] | None = None
-        self._drafting = 1.0
+        self._kinds = np.array([float(width > 1) for _, width in self._place])
+        self._factors = np.ones(n - 1)  # of drafts, then of each kind
+        # What a draft's measured cost, and each kind's in their order, is to be multiplied with.
+        self.drafting, self.factors = 1.0, [1.0] * (n - 2)
         self._creep = np.array([*_CREEP[:2], *[_CREEP[2]] * (n - 2)])
         self._noise = _NOISE[1]
 
-    def factors(self) -> list[float]:
-        """What each kind's measured cost is to be multiplied with, in the order of the kinds."""
-        if self._factors is None:
-            common, drafting, *own = self._value.tolist()
-            self._drafting = exp(common + drafting)
-            self._factors = [
-                exp(common + value + drafting) if drafts else exp(common + value)
-                for value, drafts in zip(own, self._drafts, strict=True)
-            ]
-        return self._factors
-
     def observe(self, kind: Kind, ratio: float) -> None:
         """A step of this kind took `ratio` times what was expected, factor included."""
-        covariance, (common, *parts) = self._covariance, self._parts(kind)
-        self._diagonal += self._creep
-        shared = covariance[common].copy()  # it is symmetric
-        for part in parts:
-            shared += covariance[part]
-        known = sum(shared[part].item() for part in (common, *parts))
-        variance = known + self._noise
-        most = _CLIP * variance**0.5
-        surprise = min(most, max(-most, log(max(ratio, 1e-9))))
-        self._value += shared * (surprise / variance)
-        self._factors = None
-        covariance -= shared[:, None] * (shared / variance)
-        noise = self._noise + _NOISE_GAIN * (surprise**2 - known - self._noise)
-        self._noise = min(_NOISE[2], max(_NOISE[0], noise))
-
-    def factor(self, place: int) -> float:
-        """Of one kind, by its place in that order."""
-        if self._factors is not None:
-            return self._factors[place]
-        value = self._value
-        own, shared = value[place + 2].item(), value[1].item() if self._drafts[place] else 0.0
-        return exp(value[0].item() + shared + own)
-
-    @property
-    def drafting(self) -> float:
-        """What the measured cost of a draft is to be multiplied with."""
-        if self._factors is not None:
-            return self._drafting
-        return exp(self._value[0].item() + self._value[1].item())
+        self._noise = _observe.call(
+            self._value, self._covariance, self._creep, self._kinds, self._factors,
+            self._place[kind], kind[1] > 1, max(ratio, 1e-9), self._noise,
+        )  # fmt: skip
+        self.drafting, *self.factors = self._factors.tolist()
 
     @property
     def level(self) -> float:
