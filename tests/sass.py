@@ -8,6 +8,7 @@ _PREDICATE = re.compile(r"U?P[T0-9]")
 _NO_TARGET = (
     "ST", "RED.", "BAR", "BRA", "EXIT", "MEMBAR", "FENCE", "WARP", "DEPBAR", "CCTL", "LDGSTS", "LDGDEPBAR", "NOP",
 )  # fmt: skip
+_SHARED = ("LDS", "STS")  # an address in shared memory is one register, however much they move
 _PARTIAL = ("LOP3", "PRMT")  # write bits or halves of a register
 Registers = set[tuple[str, int]]
 
@@ -75,7 +76,9 @@ def _reads(name: str, text: str, sources: list[str]) -> Registers:
             ):  # two descriptors of two registers; the second alone with a left side in registers
                 left_in_registers = re.search(r"R\d+, R\d+, gdesc", text) is not None
                 first, count = (first + 2, 2) if left_in_registers else (first, 4)
-            elif file == "UR" and (kind == "desc" or name.endswith(".64")):
+            elif file == "UR" and (
+                kind == "desc" or (name.endswith(".64") and name[:3] not in _SHARED)
+            ):
                 count = 2
             found |= {(file, first + i) for i in range(count)}
     return found

@@ -31,3 +31,7 @@ def test_bits_of_predicates_may_begin_unset():
     assert (
         unset_registers("        /*0000*/   LOP3.LUT R180, R180, 0xffffdfff, RZ, 0xc0, !PT ;") == []
     )
+
+
+def test_an_address_in_shared_memory_is_one_register():
+    assert unset_registers(GOOD + "        /*0000*/   STS.64 [R0+UR7+0x400], R0 ;\n") == []
