@@ -8,11 +8,12 @@ from kernel_machine import (
     assert_quantised,
     codes_of,
     machine,
+    random_blocks,
     random_rows,
     same_bits,
 )
 
-from sparkinfer.kernels.gated_linear import gated_linear
+from sparkinfer.kernels.gated_linear import gated_linear, pack_pair
 from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.linear.reference import linear as reference
@@ -154,6 +155,32 @@ def test_gated_linear(isa, format_name):
         same_bits(out.f32.array, single, f"{rows} rows against single ones")
         coded, _, _ = run_gated(bench, format_name, format_name, x[:rows], 96, True)
         assert_quantised(coded, single)
+
+
+@every_isa
+@every_format
+def test_a_pair_packed_in_turn_has_the_bits_of_two_matrices(isa, format_name):
+    bench, x, shape = machine(isa), random_rows(17, 256, scale=0.1), (96, 256)
+    quantised = not LAYOUTS[format_name].floats
+    blocks = tuple(random_blocks(format_name, shape[0] * shape[1], seed) for seed in (1, 2))
+    for rows in ROWS:
+        apart, _, _ = run_gated(bench, format_name, format_name, x[:rows], shape[0], False)
+        pair = pack_pair(bench.backend, format_name, blocks, *shape)
+        out = bench.blank_activation(rows, shape[0], quantised=False)
+        act = bench.input(x[:rows], quantised)
+        bench.run(rows, lambda r, p=pair, o=out, a=act: gated_linear(r, a, *p, o))
+        same_bits(out.f32.array, apart.f32.array, f"{rows} rows")
+
+
+def test_nothing_else_reads_a_pair():
+    bench = machine()
+    blocks = (random_blocks("Q8_0", 32 * 64, 0),) * 2
+    gate, up = pack_pair(bench.backend, "Q8_0", blocks, 32, 64)
+    act, out = bench.input(random_rows(1, 64), True), bench.blank_activation(1, 32, quantised=False)
+    with pytest.raises(AssertionError):
+        bench.run(1, lambda r: linear(r, act, [gate], [out.f32]))
+    with pytest.raises(AssertionError, match="different pairs"):
+        bench.run(1, lambda r: gated_linear(r, act, up, gate, out))
 
 
 @pytest.mark.parametrize(("gate", "up"), [("Q4_K", "Q6_K"), ("Q4_0", "Q8_0"), ("F32", "F16")])

@@ -117,6 +117,10 @@ class CpuRecorder:
         assert self._together is None, "a prologue belongs before the joined phases"
         self._pending.append(job)
 
+    def waiting(self) -> list[Job]:
+        """The prologue entries of the next phase so far, for a caller whose later phases need them again."""
+        return list(self._pending)
+
     def take_prologue(self, kernel: Kernel) -> Job | None:
         """The latest prologue entry if it runs `kernel`: the caller's phase does its work instead."""
         if self._pending and self._pending[-1].kernel is kernel:
@@ -182,6 +186,7 @@ class CpuBackend(HostMemory):
         self.keep: list[list[Any]] = []
         self._scratch: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
         self._control = aligned(8 * executor.CONTROL_WORDS)
+        self._control.view(np.int64)[executor.THREADS // 8] = threads
         self._address = int(self._control.ctypes.data)
         self._run: Callable[..., None] = executor.RUN.native(2)
         self._start: Callable[..., None] = executor.START.native(2)

@@ -1,15 +1,15 @@
 """The compiled loop that replays a tape: one call per thread and forward, no GIL, no region per op.
 
-A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter
-and wait until every chunk is done, not until every thread has arrived: a thread that lost its core delays nothing but
-the chunk it holds. A late thread claims nothing, neither of an earlier run (the claim word carries the run's epoch) nor
+A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter,
+neighbours while there are many and one at a time in the end, and wait until every chunk is done, not until every thread
+has arrived: a thread that lost its core delays nothing but the chunks it holds. A late thread claims nothing, neither of an earlier run (the claim word carries the run's epoch) nor
 of an earlier phase: whoever claims the last chunk closes the phase and leaves its number of chunks in the word, because
 the words that multiply the chunks change from phase to phase and run to run, and a late thread would count others. A
 thread runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs
 stay.
 
 Memory layout (int64 words):
-  control: 0 epoch | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase
+  control: 0 epoch | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase | 40 threads
   tape:    number of phases, address of phases, address of counters
   phase:   number of jobs, address of jobs, number of prologue entries, address of the prologue
   job:     function, args, chunks, address of a word that multiplies the chunks (0: none)
@@ -33,7 +33,7 @@ from sparkinfer.backend.simd import (
     spin_hint,
 )
 
-EPOCH, TAPE, STOP, IDLE, SLEEPERS, CONTROL_WORDS = 0, 64, 128, 192, 256, 40
+EPOCH, TAPE, STOP, IDLE, SLEEPERS, THREADS, CONTROL_WORDS = 0, 64, 128, 192, 256, 320, 48
 PHASE_WORDS, JOB_WORDS, PROLOGUE_WORDS, COUNTER_WORDS = 4, 4, 2, 16
 CHUNK_BITS = 24
 CLOSED = 1 << 23
@@ -71,18 +71,24 @@ else:  # no futex: give the core away and look again
 
 
 @inner
-def _claim(word: int, epoch: int, chunks: int) -> int:
-    """Next chunk of the phase, -1 - (its chunks) when none is left, CLOSED when the run is over."""
+def _claim(word: int, epoch: int, chunks: int, threads: int) -> tuple[int, int]:
+    """Next chunk of the phase and how many to take, two thirds of a thread's share of what is left.
+
+    Neighbouring chunks are one stream of weights, which a prefetch runs ahead in and nothing has to begin anew.
+    Instead of a chunk -1 - (its chunks) when none is left, CLOSED when the run is over.
+    """
     while True:
         seen = atomic_load(word)
         if seen >> CHUNK_BITS != epoch:
-            return CLOSED
+            return CLOSED, 0
         chunk = seen & ((1 << CHUNK_BITS) - 1)
         if chunk >= CLOSED:
-            return CLOSED - chunk - 1
-        after = seen + 1 if chunk + 1 < chunks else (epoch << CHUNK_BITS) + CLOSED + chunks
+            return CLOSED - chunk - 1, 0
+        count = max(1, 2 * (chunks - chunk) // (3 * threads))
+        closed = (epoch << CHUNK_BITS) + CLOSED + chunks
+        after = seen + count if chunk + count < chunks else closed
         if atomic_swap_if(word, seen, after) == seen:
-            return chunk if chunks > 0 else -1
+            return (chunk, count) if chunks > 0 else (-1, 0)
 
 
 @inner
@@ -131,9 +137,9 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
     for _ in range(load_i64(phase)):
         chunks += _job_chunks(job)
         job += _JOB_BYTES
-    first = True
+    first, threads = True, load_i64(control + THREADS)
     while True:
-        chunk = _claim(counter, epoch, chunks)
+        chunk, count = _claim(counter, epoch, chunks, threads)
         if chunk == CLOSED:
             return False
         if chunk < 0:
@@ -141,8 +147,10 @@ def _run_phase(phase: int, counter: int, control: int, epoch: int, thread: int) 
         if first:
             _run_prologue(phase, thread)
             first = False
-        _run_chunk(phase, chunk, thread)
-        if atomic_add(counter + _DONE, 1) == chunks - 1 and atomic_load(control + SLEEPERS) > 0:
+        for next_one in range(chunk, chunk + count):
+            _run_chunk(phase, next_one, thread)
+        done = atomic_add(counter + _DONE, count) + count
+        if done == chunks and atomic_load(control + SLEEPERS) > 0:
             _wake(counter + _DONE)
     _wait_done(counter + _DONE, -1 - chunk, control, epoch)
     return True

@@ -75,6 +75,21 @@ def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.V
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
+def prefetch_value(
+    builder: ir.IRBuilder, address: ir.Value, locality: int, *, write: bool = False
+) -> None:
+    """Ask for the line at `address`, which may lie anywhere. `locality`: 3 keeps it, 0 expects no second use."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), locality, 1))])
+
+
+def same_address(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """`address`, which LLVM takes for another one: what was loaded there is loaded again, not kept in a register."""
+    return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], False)
+
+
 def fma_value(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
     lanes = a.type.count if isinstance(a.type, ir.VectorType) else 0
     return call_llvm(
@@ -213,6 +228,18 @@ def store_half(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, builder.fptrunc(value, ir.VectorType(F16, LANES)), 2)
 
 
+@_make(_void, _i64)
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the line at `address`, to be read soon."""
+    prefetch_value(builder, address, 3)
+
+
+@_make(_void, _i64)
+def prefetch_write(builder: Any, address: Any) -> None:
+    """Ask for the line at `address`, to be written soon."""
+    prefetch_value(builder, address, 3, write=True)
+
+
 @_make(f32x16, f32x16, f32x16, f32x16)
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding."""
@@ -274,6 +301,45 @@ def store_int8(builder: Any, address: Any, value: Any) -> None:
     store_value(
         builder, address, builder.trunc(_round_to_int(builder, value), ir.VectorType(I8, LANES))
     )
+
+
+@_make(f32x16, f32x16, f32x16, f32x16, f32x16)
+def where_above(builder: Any, a: Any, b: Any, value: Any, other: Any) -> Any:
+    """Lanes where a > b from `value`, the others from `other`."""
+    return builder.select(builder.fcmp_ordered(">", a, b), value, other)
+
+
+@_make(f32x16, _i64)
+def load_int8(builder: Any, address: Any) -> Any:
+    """16 int8 at `address`."""
+    return builder.sitofp(load_value(builder, address, ir.VectorType(I8, LANES)), VEC)
+
+
+@_make(f32x16, _i64)
+def load_half(builder: Any, address: Any) -> Any:
+    """16 float16 at `address`."""
+    return builder.fpext(load_value(builder, address, ir.VectorType(F16, LANES), 2), VEC)
+
+
+@_make(_void, _i64, _i64, f32x16, f32x16, f32x16, f32x16)
+def store_bytes(
+    builder: Any, low: Any, high: Any, first: Any, second: Any, third: Any, fourth: Any
+) -> None:
+    """Four whole numbers 0 .. 255 a lane as bytes side by side: lanes 0-7 to `low`, lanes 8-15 to `high`."""
+    kind = ir.VectorType(I32, LANES)
+    word: Any = builder.fptosi(first, kind)
+    for place, value in enumerate((second, third, fourth), 1):
+        byte = builder.shl(builder.fptosi(value, kind), constant_vector(I32, LANES, 8 * place))
+        word = builder.or_(word, byte)
+    store_value(builder, low, _part(builder, word, 0, 8), 1)
+    store_value(builder, high, _part(builder, word, 8, 8), 1)
+
+
+@_make(_i64, f32x16, f32x16)
+def lanes_not_below(builder: Any, value: Any, bar: Any) -> Any:
+    """A bit for each lane of `value` that is not below `bar`: larger, equal, or one of them is no number."""
+    found = builder.fcmp_unordered(">=", value, bar)
+    return builder.zext(builder.bitcast(found, ir.IntType(LANES)), I64)
 
 
 @_make(types.int32, f32x16)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Backend, Buffer, Weight
 from sparkinfer.errors import ShapeError
+from sparkinfer.kernels.gated_linear import pack_pair
 from sparkinfer.kernels.linear import pack_weight
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 from sparkinfer.quant.tiles import LAYOUTS
@@ -131,9 +132,24 @@ class Weights:
 
         When one is of floats and the other quantised, that one is expanded to float32.
         """
-        mixed = len({bool(LAYOUTS[self.file.tensors[n].type_name].floats) for n in (gate, up)}) > 1
-        load = self.experts if len(self.file.tensors[gate].shape) == 3 else self.matrix
+        infos = [self.file.tensors[name] for name in (gate, up)]
+        stack = len(infos[0].shape) == 3
+        same = infos[0].type_name == infos[1].type_name
+        if self.backend.on_host and same and not stack and not self.exact:
+            return self._joined(gate, up)
+        mixed = len({bool(LAYOUTS[info.type_name].floats) for info in infos}) > 1
+        load = self.experts if stack else self.matrix
         return load(gate, expand=mixed), load(up, expand=mixed)
+
+    def _joined(self, gate: str, up: str) -> tuple[Weight, Weight]:
+        """Two matrices of one type in the form for `gated_linear` alone."""
+        info = self.file.tensors[gate]
+        blocks = self._blocks(gate), self._blocks(up)
+        pair = pack_pair(self.backend, info.type_name, blocks, info.shape[1], info.shape[0])
+        for weight, name in zip(pair, (gate, up), strict=True):
+            self._note(info.type_name, weight)
+            self._released(weight, name)
+        return pair
 
     def experts(self, name: str, *, expand: bool = False) -> Weight:
         """A stack of expert matrices [inputs, outputs, experts]."""
@@ -167,10 +183,13 @@ class Weights:
     def _pack(self, kind: str, blocks: Any, outputs: int, inputs: int, experts: int) -> Weight:
         assert kind in LAYOUTS, kind
         weight = pack_weight(self.backend, kind, blocks, outputs, inputs, experts)
+        self._note(kind, weight)
+        return weight
+
+    def _note(self, kind: str, weight: Weight) -> None:
         with self._lock:
             self.matrices.append(weight)
             self.formats[kind] = self.formats.get(kind, 0) + weight.n_bytes
-        return weight
 
     def _count(self, name: str) -> None:
         with self._lock:

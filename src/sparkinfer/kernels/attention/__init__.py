@@ -5,7 +5,11 @@ from sparkinfer.kernels.select import select
 from sparkinfer.kernels.shapes import Heads
 
 SPLIT = 256  # positions of one partial result; boundaries are absolute, so they never depend on the length or the width
-ROW_BLOCK = 4  # rows that share the reads of keys and values
+
+
+def row_block(rows: int) -> int:
+    """Rows that share the reads of keys and values: few, where they would be too few chunks for two threads."""
+    return 2 if rows <= 4 else 4
 
 
 def attention(
@@ -45,4 +49,4 @@ def chunks(position: int, rows: int, kv_heads: int, *, first: int = 0, window: i
     """
     begin = max(first, position - window + 1 if window else 0, 0) // SPLIT
     splits = -(-(position + rows) // SPLIT) - begin
-    return splits * -(-rows // ROW_BLOCK) * kv_heads
+    return splits * -(-rows // row_block(rows)) * kv_heads

@@ -20,13 +20,14 @@ from sparkinfer.backend.simd import (
     load_i64,
     max_lanes,
     maximum,
+    prefetch,
     splat,
     store,
     store_f32,
     store_i64,
     sum_lanes,
 )
-from sparkinfer.kernels.attention import ROW_BLOCK, SPLIT
+from sparkinfer.kernels.attention import SPLIT, row_block
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
@@ -79,53 +80,67 @@ def _loops(wide: int) -> Any:
     item = 4 if wide else 2
 
     @inner
-    def scores_of(n, pair, q, keys, size, out):  # type: ignore[no-untyped-def]
+    def scores_of(n, pair, q, keys, values, size, out):  # type: ignore[no-untyped-def]
         """One tile of 16 positions for n = 1..6 queries, or (n = 1..3) a `pair` of tiles."""
         if n == 6:
-            score_tile(6, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(6, 1, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 5:
-            score_tile(5, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(5, 1, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 4:
-            score_tile(4, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(4, 1, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 3 and pair:
-            score_tile(3, 2, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(3, 2, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 3:
-            score_tile(3, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(3, 1, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 2 and pair:
-            score_tile(2, 2, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(2, 2, wide, q, keys, values, size, out, SPLIT * 4)
         elif n == 2:
-            score_tile(2, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(2, 1, wide, q, keys, values, size, out, SPLIT * 4)
         elif pair:
-            score_tile(1, 2, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(1, 2, wide, q, keys, values, size, out, SPLIT * 4)
         else:
-            score_tile(1, 1, wide, q, keys, size, out, SPLIT * 4)
+            score_tile(1, 1, wide, q, keys, values, size, out, SPLIT * 4)
 
     @inner
-    def weighted(n, weights, values, row_bytes, low, common, count, out, stride):  # type: ignore[no-untyped-def]
-        """16 dimensions of the weighted sum of `count` values, of which all n = 1..6 queries see low .. common."""
+    def weighted(n, pair, weights, values, row_bytes, low, common, count, out, stride):  # type: ignore[no-untyped-def]
+        """16 dimensions (a `pair`, with n = 1..3: 32) of the weighted sum of `count` values, of which all n = 1..6
+        queries see low .. common.
+        """
         if n == 6:
             value_tile(
-                6, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                6, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
         elif n == 5:
             value_tile(
-                5, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                5, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
         elif n == 4:
             value_tile(
-                4, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                4, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 3 and pair:
+            value_tile(
+                3, 2, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
         elif n == 3:
             value_tile(
-                3, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                3, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif n == 2 and pair:
+            value_tile(
+                2, 2, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
         elif n == 2:
             value_tile(
-                2, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                2, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+            )
+        elif pair:
+            value_tile(
+                1, 2, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
         else:
             value_tile(
-                1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
+                1, 1, wide, weights, SPLIT * 4, values, row_bytes, low, common, count, out, stride
             )
 
     @inner
@@ -155,16 +170,20 @@ def _loops(wide: int) -> Any:
         t = first
         while t < tiles:
             pair = n <= 3 and t + 1 < tiles
-            scores_of(n, pair, q, keys + t * size * 16 * item, size, scores + 64 * t)
+            at = t * size * 16 * item
+            scores_of(n, pair, q, keys + at, values + at, size, scores + 64 * t)
             t += 2 if pair else 1
         for i in range(n):
             mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
             at = results + i * result_bytes + 4 * size
             _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
         common = max(common, low)
-        for d in range(0, size, 16):
+        d = 0
+        while d < size:
+            pair = n <= 3 and d + 16 < size
             weighted(
                 n,
+                pair,
                 scores + 4 * begin,
                 values + begin * size * item + d * item,
                 size * item,
@@ -174,6 +193,7 @@ def _loops(wide: int) -> Any:
                 results + 4 * d,
                 result_bytes,
             )
+            d += 32 if pair else 16
 
     return group
 
@@ -220,7 +240,8 @@ def _partial_job(wide: int) -> Kernel:
         causal, window, run_rows = load_i64(args + 104), load_i64(args + 112), load_i64(args + 128)
         head = chunk % kv_heads
         rest = chunk // kv_heads
-        row_blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
+        block_rows = load_i64(args + 144)
+        row_blocks = (rows + block_rows - 1) // block_rows
         position = load_i64(params + POSITION) + load_i64(args + 120)
         block = rest % row_blocks
         split = rest // row_blocks + _lowest(params, window, position) // SPLIT
@@ -233,8 +254,10 @@ def _partial_job(wide: int) -> Kernel:
         queries, scores = scratch, scratch + _QUERIES * size * 4
         results = scores + _QUERIES * SPLIT * 4
         bounds = results + _QUERIES * (size + 16) * 4
-        total = min(rows - block * ROW_BLOCK, ROW_BLOCK) * per_kv
+        total = min(rows - block * block_rows, block_rows) * per_kv
         scale, turning = splat(load_f32(args + 88)), load_i64(args + 136)
+        for line in range(0, 16 * size * item, 64):
+            prefetch(keys + line)
         if turning != 0:
             _cache_split(turning, run_rows, head, start, thread, wide)
         result_bytes = (size + 16) * 4
@@ -243,7 +266,7 @@ def _partial_job(wide: int) -> Kernel:
             n = min(_QUERIES, total - first)
             seen = False
             for i in range(n):
-                row = block * ROW_BLOCK + (first + i) // per_kv
+                row = block * block_rows + (first + i) // per_kv
                 query_head = head * per_kv + (first + i) % per_kv
                 target = queries + i * size * 4
                 source = load_i64(args) + row * load_i64(args + 8) + query_head * size * 4
@@ -265,7 +288,7 @@ def _partial_job(wide: int) -> Kernel:
                 _half_group(n, queries, keys, values, size, bounds, scores, results)
             for i in range(n):
                 if load_i64(bounds + 16 * i) < load_i64(bounds + 16 * i + 8):
-                    row = block * ROW_BLOCK + (first + i) // per_kv
+                    row = block * block_rows + (first + i) // per_kv
                     query_head = head * per_kv + (first + i) % per_kv
                     target = (
                         load_i64(args + 16)
@@ -278,26 +301,32 @@ def _partial_job(wide: int) -> Kernel:
 
 
 @inner
-def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> None:
-    """Combine `used` partial results in order; `gate` (0: none) is size floats. One alone has the weight 1."""
+def _weighted_sum(partial: int, size: int, used: int, target: int) -> float:
+    """The sum of `used` partial results in order, each relative to the largest maximum; returns that of their sums."""
     result_bytes = (size + 16) * 4
     peak = load_f32(partial + 4 * size)
     for s in range(1, used):
         peak = max(peak, load_f32(partial + s * result_bytes + 4 * size))
     total = _ZERO
     for s in range(used):
-        at = partial + s * result_bytes + 4 * size
-        weight = max_lanes(exp(splat(load_f32(at) - peak)))
-        total = weight * load_f32(at + 4) + total
+        at = partial + s * result_bytes
+        weights = exp(splat(load_f32(at + 4 * size) - peak))
+        total = max_lanes(weights) * load_f32(at + 4 * size + 4) + total
+        for d in range(0, 4 * size, 64):
+            before = load(target + d) if s != 0 else splat(_ZERO)
+            store(target + d, fma(weights, load(at + d), before))
+    return total
+
+
+@inner
+def _merge_head(partial: int, size: int, used: int, gate: int, target: int) -> None:
+    """Combine `used` partial results; `gate` (0: none) is size floats. One alone has the weight 1."""
+    source, total = partial, load_f32(partial + 4 * size + 4)
+    if used > 1:
+        source, total = target, _weighted_sum(partial, size, used, target)
     inverse = splat(_ONE / total)
     for d in range(0, 4 * size, 64):
-        value = load(partial + d)
-        if used > 1:
-            value = splat(_ZERO)
-            for s in range(used):
-                at = partial + s * result_bytes
-                value = fma(exp(splat(load_f32(at + 4 * size) - peak)), load(at + d), value)
-        value = value * inverse
+        value = load(source + d) * inverse
         if gate != 0:
             value = value / (splat(_ONE) + exp(splat(_ZERO) - load(gate + d)))
         store(target + d, value)
@@ -363,7 +392,7 @@ def record(
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
         scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window, first_row, of_rows,
-        turning,
+        turning, row_block(rows),
     )  # fmt: skip
     kernel = _partial_job(int(recorder.owner.wide_cache))
     count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS

@@ -15,6 +15,8 @@ from sparkinfer.backend.simd import (
     constant_vector,
     fma_value,
     load_value,
+    prefetch_value,
+    same_address,
     splat_value,
     store_value,
     vector,
@@ -43,33 +45,45 @@ def _offset(
     return builder.add(base, builder.mul(index, size))
 
 
+def _sources(builder: ir.IRBuilder, address: ir.Value, count: int) -> list[ir.Value]:
+    """The address of the factors for each of `count` tiles: with three queries there are no registers to keep them."""
+    return [address, *(same_address(builder, address) for _ in range(count - 1))]
+
+
 @intrinsic(prefer_literal=True)  # type: ignore[misc]
-def score_tile(typingctx, queries, tiles, wide, q, keys, size, out, stride):  # type: ignore[no-untyped-def]
+def score_tile(typingctx, queries, tiles, wide, q, keys, values, size, out, stride):  # type: ignore[no-untyped-def]
     """out[i, 0..15] = q[i] . keys[0..15] for `queries` rows of `size` floats, one chain over the dimensions each.
 
     `tiles` (1 or 2) neighbouring tiles at once: with few queries one tile alone waits for its own sums.
+    Asks for the next keys and for the `values` of these positions, which take as many bytes.
     """
     n, n_tiles, is_wide = (kind.literal_value for kind in (queries, tiles, wide))
-    signature = types.void(queries, tiles, wide, *[types.int64] * 5)
+    signature = types.void(queries, tiles, wide, *[types.int64] * 6)
     item = 64 if is_wide else 32
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        q, keys, size, out, stride = args[3:]
+        q, keys, values, size, out, stride = args[3:]
         chains = [_chains(b, n) for _ in range(n_tiles)]
+        sources = _sources(b, q, n_tiles)
         row_bytes = b.mul(size, ir.Constant(I64, 4))
         tile_bytes = b.mul(size, ir.Constant(I64, item))
 
         def step(d: ir.Value) -> None:
-            xs = [
-                load_value(b, _offset(b, _offset(b, q, i, row_bytes), d, 4), F32, 4)
-                for i in range(n)
-            ]
-            for t, of_tile in enumerate(chains):
+            for t, (source, of_tile) in enumerate(zip(sources, chains, strict=True)):
                 key = _cached(b, _offset(b, _offset(b, keys, t, tile_bytes), d, item), is_wide)
-                for x, chain in zip(xs, of_tile, strict=True):
+                for i, chain in enumerate(of_tile):
+                    x = load_value(b, _offset(b, _offset(b, source, i, row_bytes), d, 4), F32, 4)
                     b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
 
         with cgutils.for_range(b, b.lshr(size, ir.Constant(I64, 1))) as loop:
+            line = b.mul(loop.index, ir.Constant(I64, 2 * item))
+            for t in range(n_tiles):
+                for base in (
+                    _offset(b, keys, n_tiles + t, tile_bytes),
+                    _offset(b, values, t, tile_bytes),
+                ):
+                    for half in range(0, 2 * item, 64):
+                        prefetch_value(b, _offset(b, b.add(base, line), half, 1), 3)
             for odd in range(2):
                 step(b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
         for t, of_tile in enumerate(chains):
@@ -84,6 +98,7 @@ def score_tile(typingctx, queries, tiles, wide, q, keys, size, out, stride):  # 
 def value_tile(
     typingctx,
     queries,
+    blocks,
     wide,
     weights,
     stride,
@@ -95,26 +110,31 @@ def value_tile(
     out,
     out_stride,
 ):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15].
+    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15], in `blocks` (1 or 2) blocks of 16.
 
     Below `low` and from `common` on, a weight of zero skips its value: another row sees it, and it may be no number.
     """
-    n, is_wide = queries.literal_value, wide.literal_value
-    signature = types.void(queries, wide, *[types.int64] * 9)
+    n, n_blocks, is_wide = (kind.literal_value for kind in (queries, blocks, wide))
+    signature = types.void(queries, blocks, wide, *[types.int64] * 9)
+    item = 64 if is_wide else 32
 
     def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        weights, stride, values, row_bytes, low, common, count, out, out_stride = args[2:]
-        chains = _chains(b, n)
+        weights, stride, values, row_bytes, low, common, count, out, out_stride = args[3:]
+        chains = [_chains(b, n) for _ in range(n_blocks)]
+        sources = _sources(b, weights, n_blocks)
 
         def step(t: ir.Value, guarded: bool) -> None:
-            value = _cached(b, _offset(b, values, t, row_bytes), is_wide)
-            for i in range(n):
-                x = load_value(b, _offset(b, _offset(b, weights, i, stride), t, 4), F32, 4)
-                before = b.load(chains[i])
-                after = fma_value(b, splat_value(b, x, 16), value, before)
-                if guarded:
-                    after = b.select(b.fcmp_ordered("==", x, ir.Constant(F32, 0.0)), before, after)
-                b.store(after, chains[i])
+            row = _offset(b, values, t, row_bytes)
+            for block, (source, of_block) in enumerate(zip(sources, chains, strict=True)):
+                value = _cached(b, _offset(b, row, block, item), is_wide)
+                for i, chain in enumerate(of_block):
+                    x = load_value(b, _offset(b, _offset(b, source, i, stride), t, 4), F32, 4)
+                    before = b.load(chain)
+                    after = fma_value(b, splat_value(b, x, 16), value, before)
+                    if guarded:
+                        unseen = b.fcmp_ordered("==", x, ir.Constant(F32, 0.0))
+                        after = b.select(unseen, before, after)
+                    b.store(after, chain)
 
         with cgutils.for_range(b, low) as loop:
             step(loop.index, guarded=True)
@@ -122,8 +142,10 @@ def value_tile(
             step(b.add(low, loop.index), guarded=False)
         with cgutils.for_range(b, b.sub(count, common)) as loop:
             step(b.add(common, loop.index), guarded=True)
-        for i in range(n):
-            store_value(b, _offset(b, out, i, out_stride), b.load(chains[i]), 4)
+        for block, of_block in enumerate(chains):
+            for i, chain in enumerate(of_block):
+                target = _offset(b, _offset(b, out, i, out_stride), block, 64)
+                store_value(b, target, b.load(chain), 4)
         return context.get_dummy_value()
 
     return signature, codegen

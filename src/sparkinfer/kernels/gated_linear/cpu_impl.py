@@ -1,4 +1,7 @@
-"""CPU form of `gated_linear`: a chunk is a run of 32-wide blocks of the result, gate and up side by side."""
+"""CPU form of `gated_linear`: a chunk is a run of 32-wide blocks of the result, gate and up side by side.
+
+Gate and up that were packed as a pair lie in the order in which they are read.
+"""
 
 from typing import Any
 
@@ -6,13 +9,14 @@ import numpy as np
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import CpuRecorder, Job
+from sparkinfer.backend.cpu import CpuBackend, CpuRecorder, Job
 from sparkinfer.backend.simd import exp, load, load_i64, splat, store
 from sparkinfer.kernels.cpu_activation import activation_args, write_q8
 from sparkinfer.kernels.linear.cpu_impl import chunks_of, input_args, run_tiles, tile_functions
-from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.kernels.linear.weights import JOINED, PackedWeight
+from sparkinfer.kernels.linear.weights import pack_pair as pack_in_turn
 
-BLOCK = 32
+BLOCK = JOINED
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
@@ -25,12 +29,11 @@ def silu(x: Any) -> Any:
 def side(
     weight: int, block: int, panel: int, group_stride: int, blocks: int, out: int, rows: int
 ) -> None:
-    """One block of 32 outputs of the weight described at `weight`, for all rows, 256 bytes a row."""
-    lanes, tile_bytes = load_i64(weight + 32), load_i64(weight + 8)
-    tiles = BLOCK // lanes
+    """One block of the outputs of the weights described at `weight`, for all rows, 256 bytes a row."""
+    tile_bytes, tiles = load_i64(weight + 8), load_i64(weight + 40)
     run_tiles(
         load_i64(weight) + block * tiles * tile_bytes, tile_bytes, panel, group_stride, blocks,
-        out, 256, tiles, rows, load_i64(weight + 16), load_i64(weight + 24), 0, lanes,
+        out, 256, tiles, rows, load_i64(weight + 16), load_i64(weight + 24), 0, load_i64(weight + 32),
     )  # fmt: skip
 
 
@@ -59,20 +62,39 @@ def gated_job(args: int, chunk: int, thread: int) -> None:
     scratch = load_i64(args + 72) + thread * rows * 256
     for block in range(total * chunk // chunks, total * (chunk + 1) // chunks):
         side(args + 104, block, panel, group_stride, blocks, scratch, rows)
-        side(args + 144, block, panel, group_stride, blocks, scratch + 128, rows)
+        if load_i64(args + 152) != 0:
+            side(args + 152, block, panel, group_stride, blocks, scratch + 128, rows)
         write_gated(
             scratch, load_i64(args), load_i64(args + 16), load_i64(args + 24), total, rows, block
         )
 
 
-def weight_args(weight: PackedWeight, rows: int, isa: str) -> tuple[int, ...]:
+def _weight_args(weight: PackedWeight, rows: int, isa: str, outputs: int) -> tuple[int, ...]:
+    """What `side` reads: a block has `outputs` outputs."""
     full, rest = tile_functions(weight, rows, isa)
-    return weight.address, weight.tile_bytes, full, rest, weight.lanes
+    tiles = outputs // weight.lanes
+    return weight.address, weight.tile_bytes, full, rest, weight.lanes, tiles
+
+
+def _both_args(
+    gate: PackedWeight, up: PackedWeight, rows: int, isa: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`side`'s arguments for gate and up; for a pair packed in turn one takes both, and the other is nothing."""
+    if not gate.joined:
+        return _weight_args(gate, rows, isa, BLOCK), _weight_args(up, rows, isa, BLOCK)
+    assert up.array is gate.array and up.address > gate.address, "gate and up of different pairs"
+    return _weight_args(gate, rows, isa, 2 * BLOCK), (0,) * 6
 
 
 def scratch_for(recorder: CpuRecorder, rows: int) -> int:
     """256 bytes a row and thread: 32 gate and 32 up values."""
     return recorder.pin(np.zeros((recorder.owner.threads * rows + 1) * 64, np.float32))
+
+
+def pack_pair(
+    backend: CpuBackend, format_name: str, pair: tuple[Any, Any], outputs: int, inputs: int
+) -> tuple[PackedWeight, PackedWeight]:
+    return pack_in_turn(format_name, pair, outputs, inputs, backend.isa.lanes, backend.arena)
 
 
 def record(
@@ -84,9 +106,10 @@ def record(
     panel, thread_stride, group_stride = input_args(x, gate)
     total = gate.outputs // BLOCK
     chunks = min(total, 2 * chunks_of(gate))
+    first, second = _both_args(gate, up, rows, isa)
     args = (
         *activation_args(out),
         panel, thread_stride, group_stride, gate.blocks, scratch_for(recorder, rows), total, chunks, rows,
-        *weight_args(gate, rows, isa), *weight_args(up, rows, isa),
+        *first, *second,
     )  # fmt: skip
     recorder.phase([Job(gated_job, args, chunks)])

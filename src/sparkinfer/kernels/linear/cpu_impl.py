@@ -96,7 +96,7 @@ def linear_jobs(
     recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool
 ) -> Job:
     """The job of one product, for phases that combine several."""
-    assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
+    assert out.width >= weight.padded_outputs and not weight.joined, (out.width, weight)
     full, rest = tile_functions(weight, recorder.rows, recorder.owner.isa.name)
     panel, thread_stride, group_stride = input_args(x, weight)
     chunks = chunks_of(weight)

@@ -33,6 +33,7 @@ from sparkinfer.backend.simd import (
     constant_vector,
     fma_value,
     load_value,
+    prefetch_value,
     splat_value,
     store_value,
     vector,
@@ -311,10 +312,7 @@ class _Emitter:
         ahead, locality = _PREFETCH[self.isa]
         locality = 3 if self.reuse else locality
         for line in range(0, per_block, 64):
-            pointer = self.b.inttoptr(self.at(codes, ahead + line), I8.as_pointer())
-            kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-            function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
-            self.b.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, locality, 1))])
+            prefetch_value(self.b, self.at(codes, ahead + line), locality)
 
     # -- whole tiles
 

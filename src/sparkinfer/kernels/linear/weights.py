@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from sparkinfer.backend.base import Arena
 from sparkinfer.quant.tiles import LAYOUTS, pack
 
+JOINED = 32  # outputs of one matrix before those of the other
+
 
 @dataclass(frozen=True)
 class PackedWeight:
@@ -23,6 +25,7 @@ class PackedWeight:
     address: int
     array: NDArray[np.uint8]
     experts: int = 1
+    joined: bool = False  # one of `pack_pair`, which lie in turn: only `gated_linear` reads them
 
     @property
     def quantised(self) -> bool:
@@ -75,3 +78,29 @@ def pack_weight(
         array,
         experts,
     )
+
+
+def pack_pair(
+    format_name: str, pair: tuple[Any, Any], outputs: int, inputs: int, lanes: int, arena: Arena
+) -> tuple[PackedWeight, PackedWeight]:
+    """Pack two matrices in turn, JOINED outputs of each: what reads both has one stream of weights, not two.
+
+    Arguments as for `pack_weight`; outputs are a multiple of JOINED.
+    """
+    assert outputs % JOINED == 0, outputs
+    tiles, step = outputs // lanes, JOINED // lanes
+    tile_bytes = LAYOUTS[format_name].tile_bytes(inputs, lanes)
+    array = arena.take(2 * tiles * tile_bytes)
+    places = array.reshape(-1, 2, step, tile_bytes)
+    packed = []
+    for side, blocks in enumerate(pair):
+        places[:, side] = pack(format_name, blocks, outputs, inputs, lanes).reshape(
+            -1, step, tile_bytes
+        )
+        address = int(array.ctypes.data) + side * step * tile_bytes
+        packed.append(
+            PackedWeight(
+                format_name, outputs, inputs, lanes, tiles, tile_bytes, address, array, joined=True
+            )
+        )
+    return packed[0], packed[1]
