@@ -104,6 +104,17 @@ def test_prose_is_asked_for_more_often_than_repetition() -> None:
     assert 0.9 < counts["lists"] / counts["chat"] < 1.1
 
 
+def test_the_share_of_whole_questions_can_be_chosen() -> None:
+    def whole(share: float) -> float:
+        turns = random_turns(4000, 0, patterns=share)
+        return sum(turn.complete for turn in turns) / len(turns)
+
+    assert whole(0.0) == 0.0
+    assert 0.2 < whole(0.3) < 0.3  # a few patterns are left open
+    assert whole(1.0) > 0.8
+    assert random_turns(50, 3) == random_turns(50, 3, patterns=0.3)
+
+
 def test_words_of_the_vocabulary_make_questions_different() -> None:
     words = [f"word{n}" for n in range(500)]
     turns = random_turns(20000, 0, words=words)

@@ -42,6 +42,17 @@ def test_reach_makes_later_slots_matter_less() -> None:
     assert loss.item() == pytest.approx(by_hand, rel=1e-6)
 
 
+def test_without_smoothing_the_gradient_is_that_of_the_expected_length() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    plan = TrainPlan(weighting="dpace", smoothing=0.0)
+    block_loss(logits, LABELS, ALL, plan)[0].backward()
+    direct = LOGITS.clone().requires_grad_()
+    chances = direct.softmax(-1).gather(-1, LABELS[..., None])[..., 0]
+    chances.cumprod(-1).sum().backward()
+    weights = 0.75 + 2 * 0.75 * 0.5  # their sum: slot 1 serves both prefixes, slot 2 one
+    assert torch.allclose(-logits.grad * weights, direct.grad, atol=1e-6)
+
+
 def test_weights_carry_no_gradient() -> None:
     logits = LOGITS.clone().requires_grad_()
     loss, _ = block_loss(logits, LABELS, ALL, TrainPlan())
@@ -103,7 +114,7 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"weighting": "even"}, {"optimiser": "sgd"}, {"rows": 0}, {"distill": 1.5}]
+    "values", [{"weighting": "even"}, {"optimiser": "sgd"}, {"rows": 0}, {"distill": 1.5}, {"smoothing": -1}]
 )
 def test_plans_refuse_what_they_cannot_do(values: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=next(iter(values))):

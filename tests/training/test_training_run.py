@@ -293,6 +293,20 @@ def test_an_earlier_draft_is_trained_further(
         run_job(replace(job, output=tmp_path / "other", window=9), quiet, quiet)
 
 
+def test_a_run_can_start_from_a_smaller_drafts_file(
+    toy: tuple[Path, dict[int, float], list[str]], tmp_path: Path
+) -> None:
+    folder, tau, _ = toy
+    short = replace(TOY.plan, steps=5, lr=1e-4)
+    job = replace(
+        TOY, output=tmp_path, plan=short, start_draft=folder / "draft.gguf", layers=2, own_head=True
+    )
+    measured = run_job(job, quiet, quiet)
+    assert measured is not None and measured.tau[4] == pytest.approx(tau[4], rel=0.1)
+    shape, tensors = read_folder(tmp_path)
+    assert shape.layers == 2 and "lm_head.weight" in tensors
+
+
 def test_without_torch_the_error_names_the_extra(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

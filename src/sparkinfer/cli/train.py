@@ -35,6 +35,9 @@ def command(
         typer.Option("--steps", min=0, help="Updates, at most; 0: 2000, or what --minutes allow."),
     ] = 0,
     layers: Annotated[int, typer.Option("--layers", help="Layers of the draft.")] = 3,
+    kv_heads: Annotated[
+        int, typer.Option("--kv-heads", help="Heads of keys and values; 0: as the target.")
+    ] = 0,
     taps: Annotated[
         str, typer.Option("--taps", help="Layers of the target to read, like 1,8,14,20,27.")
     ] = "",
@@ -46,8 +49,14 @@ def command(
     ] = "",
     start_draft: Annotated[
         Path | None,
-        typer.Option("--start-draft", help="Folder of a draft of this shape to go on from."),
+        typer.Option(
+            "--start-draft", help="A draft to go on from, folder or GGUF, of this shape or smaller."
+        ),
     ] = None,
+    new_vocabulary: Annotated[
+        bool,
+        typer.Option("--new-vocabulary", help="Choose the tokens of --start-draft's anew."),
+    ] = False,
     block: Annotated[int, typer.Option("--block", help="Rows of a block.")] = 8,
     from_anchor: Annotated[
         bool, typer.Option("--from-anchor", help="The anchor's row proposes a token too.")
@@ -58,6 +67,13 @@ def command(
     window: Annotated[int, typer.Option("--window", help="Context a block sees; 0: all.")] = 0,
     vocabulary: Annotated[
         int, typer.Option("--vocabulary", help="Tokens the draft can propose; 0: all.")
+    ] = 0,
+    active: Annotated[
+        int,
+        typer.Option(
+            "--active",
+            help="Of --vocabulary: tokens always proposed; others once they occur. 0: all.",
+        ),
     ] = 0,
     markov: Annotated[int, typer.Option("--markov", help="Rank of a Markov head; 0: none.")] = 0,
     own_head: Annotated[
@@ -73,6 +89,10 @@ def command(
     answer_limit: Annotated[
         int, typer.Option("--answer-limit", min=1, help="Tokens of an answer, at most.")
     ] = 256,
+    patterns: Annotated[
+        float,
+        typer.Option("--patterns", help="Share of whole questions among the user turns."),
+    ] = 0.3,
     data: Annotated[
         Path | None, typer.Option("--data", help="Conversations of an earlier run (.npz).")
     ] = None,
@@ -90,6 +110,12 @@ def command(
     lr: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 1e-3,
     optimiser: Annotated[str, typer.Option("--optimiser", help="adamw | muon.")] = "adamw",
     weighting: Annotated[str, typer.Option("--weighting", help="dpace | exponential.")] = "dpace",
+    smoothing: Annotated[
+        float,
+        typer.Option(
+            "--smoothing", help="D-PACE: 0 weighs by the expected accepted length itself, 1 evenly."
+        ),
+    ] = 0.5,
     reach: Annotated[
         float,
         typer.Option(
@@ -142,7 +168,11 @@ def command(
             model=locate(model, options.path("model_dir"), report),
             output=output,
             data=DataPlan(
-                conversations, length, min(generate_batch, conversations), answer_limit=answer_limit
+                conversations,
+                length,
+                min(generate_batch, conversations),
+                answer_limit=answer_limit,
+                patterns=patterns,
             ),
             plan=TrainPlan(
                 steps=steps or (_UNBOUNDED if minutes else 2000),
@@ -152,6 +182,7 @@ def command(
                 lr=lr,
                 optimiser=optimiser,
                 weighting=weighting,
+                smoothing=smoothing,
                 reach=reach,
                 distill=distill,
                 grid_from=grid_from,
@@ -160,14 +191,17 @@ def command(
                 save_every=save_every,
             ),
             layers=layers,
+            kv_heads=kv_heads,
             taps=_numbers("--taps", taps),
             start_draft=start_draft,
+            new_vocabulary=new_vocabulary,
             start_layers=_numbers("--start-layers", start_layers),
             block=block,
             from_anchor=from_anchor,
             causal=causal,
             window=window,
             vocabulary=vocabulary,
+            active=active,
             markov_rank=markov,
             own_head=own_head,
             conversations=data,

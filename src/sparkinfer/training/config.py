@@ -8,13 +8,15 @@ from sparkinfer.errors import OptionError
 
 WEIGHTINGS = ("dpace", "exponential")
 OPTIMISERS = ("adamw", "muon")
+PATTERNS = 0.3  # of the user turns
 
 
 @dataclass(frozen=True)
 class DraftShape:
     """Shape of a draft. `taps` are target layers (0 = the first) after which the residual stream is read.
 
-    `vocabulary` 0 keeps the target's whole vocabulary; else the draft proposes only that many frequent tokens.
+    `vocabulary` 0 keeps the target's whole vocabulary; else the draft proposes only that many frequent tokens. Of these
+    the first `active` (0: all) can always be proposed, the others once they have occurred in the text.
     `window` 0 lets a block see all context, else only keys nearer than `window` positions. `markov_rank` 0 leaves the
     Markov head out. `from_anchor`: the anchor's row proposes the token after it and every row its successor, so
     `block` rows give `block` tokens; else row k gives the token at its own place and the anchor's row gives none.
@@ -41,6 +43,7 @@ class DraftShape:
     vocabulary: int = 0
     markov_rank: int = 0
     own_head: bool = False
+    active: int = 0
 
     def __post_init__(self) -> None:
         bad = [tap for tap in self.taps if not 0 <= tap < self.target_layers]
@@ -55,6 +58,10 @@ class DraftShape:
         if not 0 <= self.vocabulary <= self.n_vocab:
             raise OptionError(
                 f"draft vocabulary {self.vocabulary}: expected 0 (all) to {self.n_vocab}"
+            )
+        if not 0 <= self.active <= self.vocabulary:
+            raise OptionError(
+                f"active tokens {self.active}: expected 0 (all) to the draft vocabulary, {self.vocabulary}"
             )
 
     @property
@@ -87,7 +94,8 @@ class DataPlan:
 
     `rows` conversations of `length` tokens, `batch` at a time. An answer is greedy, or drawn at `warm_temperature`
     for a share of `warm_share` of the rows; it ends after `answer_limit` tokens. User turns that the model writes are
-    drawn at temperature 1.
+    drawn at temperature 1. `patterns`: the share of the turns that are patterns filled at random, most of them whole
+    questions; the others are left to the model from the first word or from an opener on.
     """
 
     rows: int
@@ -98,11 +106,14 @@ class DataPlan:
     warm_share: float = 0.2
     warm_temperature: float = 0.7
     min_p: float = 0.05
+    patterns: float = PATTERNS
 
     def __post_init__(self) -> None:
         for name in ("rows", "length", "batch", "answer_limit", "user_limit"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 1 or more")
+        if not 0 <= self.patterns <= 1:
+            raise OptionError(f"patterns {self.patterns}: expected 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -112,8 +123,9 @@ class TrainPlan:
     The run ends after `steps`, or after `minutes` where that is not 0 (then steps only bound it). The learning rate
     rises over the first `warm_up` of the run and falls along a cosine to `final_lr` times its peak. From the share
     `grid_from` of the run on (1: never) steps see the matrices as Q4_1 has them. `gamma` belongs to the exponential
-    weighting; `reach` (0: none) makes D-PACE value an accepted slot m at exp(-(m - 1) / reach), for machines that
-    verify few rows.
+    weighting; `smoothing` to D-PACE: 1 takes every slot as accepted, 0 weighs the gradient of the expected accepted
+    length itself, which gives up tokens that the draft finds hopeless; `reach` (0: none) makes D-PACE value an accepted
+    slot m at exp(-(m - 1) / reach), for machines that verify few rows.
     """
 
     steps: int = 2000
@@ -144,7 +156,7 @@ class TrainPlan:
         for name in ("steps", "rows", "anchors"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 1 or more")
-        for name in ("distill", "grid_from"):
+        for name in ("distill", "grid_from", "smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 0 to 1")
 

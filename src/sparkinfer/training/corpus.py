@@ -103,11 +103,15 @@ class Corpus:
         self, count: int, n_vocab: int, always: Sequence[int] = ()
     ) -> npt.NDArray[np.int32]:
         """The `count` most frequent answer tokens in ascending order, `always` among them."""
+        return np.sort(self.ranked(count, n_vocab, always))
+
+    def ranked(self, count: int, n_vocab: int, always: Sequence[int] = ()) -> npt.NDArray[np.int32]:
+        """The same, the most frequent first, after `always`."""
         ranked = np.bincount(self.tokens[self.answers], minlength=n_vocab).astype(np.int64)
         ranked[list(always)] = np.iinfo(np.int64).max
         # Ties go to the lower id, so that the choice is the same everywhere.
         order = np.lexsort((np.arange(n_vocab), -ranked))[:count]
-        return np.sort(order).astype(np.int32)
+        return order.astype(np.int32)
 
     def coverage(self, ids: npt.NDArray[Any]) -> float:
         """The share of the answers' tokens that are among `ids`."""
@@ -191,7 +195,8 @@ def conversation_batches(
     sizes = [min(plan.batch, plan.rows - start) for start in range(0, plan.rows, plan.batch)]
 
     def script_of(number: int) -> Script:
-        turns = _turns(sizes[number], LATER_TURNS, _number(seed, number), prompts, excluded, words)
+        number_seed = _number(seed, number)
+        turns = _turns(sizes[number], LATER_TURNS, number_seed, plan, prompts, excluded, words)
         first, later = (
             [(tokenizer.encode(t.text, add_special=False), t.complete) for t in some]
             for some in turns
@@ -245,14 +250,18 @@ def _turns(
     first: int,
     later: int,
     seed: int,
+    plan: DataPlan,
     prompts: Sequence[Turn],
     excluded: frozenset[str],
     words: Sequence[str],
 ) -> tuple[list[Turn], list[Turn]]:
     """Starts of first and of later user turns."""
     if not prompts:
-        turns = random_turns(first, seed, excluded, words)
-        return turns, random_turns(later, seed + 500_000, excluded, words, later=True)
+        share = plan.patterns
+        turns = random_turns(first, seed, excluded, words, patterns=share)
+        return turns, random_turns(
+            later, seed + 500_000, excluded, words, later=True, patterns=share
+        )
     fit = [turn for turn in prompts if turn.text not in excluded]
     chosen = random.Random(seed).choices(fit, k=first + later)
     return chosen[:first], chosen[first:]

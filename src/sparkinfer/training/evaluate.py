@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sparkinfer.dflash.prior import Tally
 from sparkinfer.training.anchors import slots_of
+from sparkinfer.training.config import DraftShape
 from sparkinfer.training.draft import DraftModel
 from sparkinfer.training.loss import reachable
 from sparkinfer.training.target import TorchTarget
@@ -89,6 +90,7 @@ def claimed_slots(
     rows, length = tokens.shape
     depth = draft.shape.depth
     features, _ = target.features(tokens, draft.shape.taps)
+    occurs = _occurs(tokens, draft.shape, index)
     out = torch.zeros(rows, length, depth, dtype=torch.bool, device=tokens.device)
     claims = torch.zeros(rows, length, depth, device=tokens.device)
     for start in range(0, length, chunk):
@@ -99,6 +101,9 @@ def claimed_slots(
             tokens, answers, anchors, torch.ones_like(anchors, dtype=torch.bool), depth
         )
         logits = draft.logits(draft(features, embedded, anchors), slots.previous, head)
+        if occurs is not None:
+            later = occurs[:, None] > anchors[..., None]
+            logits[..., draft.shape.active :].masked_fill_(later[:, :, None], -torch.inf)
         labels, counts = reachable(slots.labels, slots.counts, index)
         count = min(chunk, length - start)
         out[:, start : start + count] = ((logits.argmax(-1) == labels) & counts)[:, :count]
@@ -106,6 +111,18 @@ def claimed_slots(
         likeliest = (logits.amax(-1) - logits.logsumexp(-1)).exp()
         claims[:, start : start + count] = likeliest[:, :count]
     return out, claims
+
+
+def _occurs(tokens: Tensor, shape: DraftShape, index: Tensor | None) -> Tensor | None:
+    """Where each output after the active ones occurs first in a row, int64 [rows, outputs - active]; never: the end."""
+    if not shape.active or index is None:
+        return None
+    rows, length = tokens.shape
+    places = torch.arange(length, device=tokens.device).expand(rows, length)
+    first = torch.full((rows, shape.outputs + 1), length, device=tokens.device)
+    outputs = torch.where(index[tokens] < 0, shape.outputs, index[tokens])
+    first.scatter_reduce_(1, outputs, places, "amin")
+    return first[:, shape.active : shape.outputs]
 
 
 @dataclass(frozen=True)

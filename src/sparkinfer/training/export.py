@@ -69,6 +69,8 @@ def config_json(shape: DraftShape) -> dict[str, Any]:
         inner["markov_rank"] = shape.markov_rank
     if shape.vocabulary:
         inner["draft_vocab_size"] = shape.vocabulary
+    if shape.active:
+        inner["draft_active_size"] = shape.active
     if shape.own_head:
         inner["own_head"] = True
     return {
@@ -123,6 +125,7 @@ def shape_of_config(config: Mapping[str, Any]) -> DraftShape:
             vocabulary=inner.get("draft_vocab_size", 0),
             markov_rank=inner.get("markov_rank", 0),
             own_head=inner.get("own_head", False),
+            active=inner.get("draft_active_size", 0),
         )
     except KeyError as error:
         raise GGUFError(f"the draft's config has no {error}") from None
@@ -261,6 +264,8 @@ def _metadata(shape: DraftShape, name: str) -> dict[str, Any]:
         values[f"{arch}.markov_rank"] = shape.markov_rank
     if shape.vocabulary:
         values[f"{arch}.draft_vocab_size"] = shape.vocabulary
+    if shape.active:
+        values[f"{arch}.draft_active_size"] = shape.active
     return values
 
 
@@ -309,6 +314,7 @@ def _shape_of_metadata(file: GGUFFile) -> DraftShape:
         vocabulary=number("draft_vocab_size", 0),
         markov_rank=number("markov_rank", 0),
         own_head="output.weight" in file.tensors,
+        active=number("draft_active_size", 0),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import DeviceError, OptionError, RequestError
+from sparkinfer.gguf import open_gguf
 from sparkinfer.models.config import ModelConfig
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
@@ -25,6 +26,7 @@ from sparkinfer.training.evaluate import Acceptance, HeldOut
 from sparkinfer.training.export import (
     base_metadata,
     prior_metadata,
+    read_draft_gguf,
     read_folder,
     write_draft_gguf,
     write_folder,
@@ -32,6 +34,7 @@ from sparkinfer.training.export import (
 from sparkinfer.training.folder import open_model
 from sparkinfer.training.generate import ANSWER, Piece, Script, converse
 from sparkinfer.training.grid import FORMAT
+from sparkinfer.training.grow import check_growth, grow
 from sparkinfer.training.prompts import Frame, Prompt, Turn, read_frame, read_prompts
 from sparkinfer.training.target import TorchTarget, load_torch_target
 from sparkinfer.training.trainer import Trainer, output_head
@@ -52,16 +55,19 @@ class Job:
     plan: TrainPlan
     layers: int = 3
     width: int = 0
+    kv_heads: int = 0
     taps: tuple[int, ...] = ()
     block: int = 8
     from_anchor: bool = False
     causal: bool = True
     window: int = 0
     vocabulary: int = 0
+    active: int = 0
     markov_rank: int = 0
     own_head: bool = False
     start_layers: tuple[int, ...] = ()
     start_draft: Path | None = None
+    new_vocabulary: bool = False
     conversations: Path | None = None
     prompts: Path | None = None
     held_out: Path | None = None
@@ -114,7 +120,7 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
     say, clock, shape = setting.say, time.monotonic(), shape_for(job, setting)
-    draft, ids = _fresh_draft(job, setting, shape)
+    start = _start_draft(job, shape)
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
     seconds = time.monotonic() - clock
@@ -124,15 +130,15 @@ def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None
         held_out = answer_held_out(setting, kept, job.held_out_tokens)
     else:
         corpus, held_out = split_held_out(corpus, setting.target.device)
-    if shape.vocabulary and ids is None:
+    ids = None if start is None or job.new_vocabulary else start[1]
+    if shape.vocabulary and (ids is None or len(ids) != shape.vocabulary):
         ids = _vocabulary(corpus, shape, setting)
+    ids = None if ids is None else ids.to(setting.target.device)
+    draft = _fresh_draft(job, setting, shape, start, ids)
     covered = 1.0 if ids is None else corpus.coverage(ids.cpu().numpy())
     size = sum(p.numel() for p in draft.parameters()) / 1e6
     vocabulary = f"vocabulary {shape.outputs} ({covered:.2%} of the answers)"
     say(f"draft: {shape.layers} layers, taps {shape.taps}, {size:.1f} M weights, {vocabulary}")
-    if draft.lm_head is not None and job.start_draft is None:
-        with torch.no_grad():
-            draft.lm_head.copy_(output_head(setting.target, ids)[0].float())
     trainer = Trainer(
         setting.target,
         draft,
@@ -233,7 +239,7 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
         n_ff=job.width or c.n_ff or _used_width(c),
         layers=job.layers,
         heads=c.heads,
-        kv_heads=c.kv_heads,
+        kv_heads=job.kv_heads or c.kv_heads,
         head_size=c.head_size,
         n_vocab=c.n_vocab,
         target_layers=c.n_layers,
@@ -248,6 +254,7 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
         vocabulary=job.vocabulary if job.vocabulary < c.n_vocab else 0,
         markov_rank=job.markov_rank,
         own_head=job.own_head,
+        active=job.active if job.active < job.vocabulary < c.n_vocab else 0,
     )
 
 
@@ -313,26 +320,45 @@ def _conversations(job: Job, setting: Setting, excluded: frozenset[str], rank: i
     return corpus
 
 
-def _fresh_draft(job: Job, setting: Setting, shape: DraftShape) -> tuple[DraftModel, Tensor | None]:
-    """The draft to train: made of the target's layers, or an earlier one with its vocabulary."""
-    device = setting.target.device
-    torch.manual_seed(job.plan.seed)
+def _start_draft(job: Job, shape: DraftShape) -> tuple[DraftModel, Tensor | None] | None:
+    """The draft to go on from and its vocabulary: a folder or a GGUF file of the shape, or of one that can grow."""
     if job.start_draft is None:
-        draft = DraftModel(shape).to(device)
-        start_from_target(draft, setting.target, _sources(job, shape))
-        return draft, None
-    stored, arrays = read_folder(job.start_draft)
-    if stored != shape:
-        changed = [k for k, v in asdict(shape).items() if v != asdict(stored)[k]]
-        raise RequestError(f"{job.start_draft} differs from this run in {', '.join(changed)}")
-    draft, ids = draft_of(stored, arrays)
-    return draft.to(device), None if ids is None else ids.to(device)
+        return None
+    if job.start_draft.suffix == ".gguf":
+        with open_gguf(job.start_draft) as file:
+            stored, arrays = read_draft_gguf(file)
+    else:
+        stored, arrays = read_folder(job.start_draft)
+    check_growth(stored, shape)
+    return draft_of(stored, arrays)
+
+
+def _fresh_draft(
+    job: Job,
+    setting: Setting,
+    shape: DraftShape,
+    start: tuple[DraftModel, Tensor | None] | None,
+    ids: Tensor | None,
+) -> DraftModel:
+    """The draft to train, with the outputs `ids`: made of an earlier one, else of the target's layers."""
+    target = setting.target
+    torch.manual_seed(job.plan.seed)
+    if start is not None:
+        return grow(*start, shape, ids, target.head).to(target.device)
+    draft = DraftModel(shape).to(target.device)
+    start_from_target(draft, target, _sources(job, shape))
+    if draft.lm_head is not None:
+        with torch.no_grad():
+            draft.lm_head.copy_(output_head(target, ids)[0].float())
+    return draft
 
 
 def _vocabulary(corpus: Corpus, shape: DraftShape, setting: Setting) -> Tensor:
     """The target ids of the draft's vocabulary; every process takes the first one's."""
     always = sorted(setting.tokenizer.stop_ids)
-    ids = corpus.frequent(shape.vocabulary, shape.n_vocab, always)
+    ids = corpus.ranked(shape.vocabulary, shape.n_vocab, always)
+    active = shape.active or shape.vocabulary
+    ids = np.concatenate((np.sort(ids[:active]), ids[active:]))
     chosen = torch.from_numpy(ids.astype(np.int64)).to(setting.target.device)
     if dist.is_initialized():
         dist.broadcast(chosen, 0)

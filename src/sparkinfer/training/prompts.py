@@ -1,11 +1,11 @@
 """What the target is asked while it writes its own training data: beginnings of user turns, and whole ones.
 
-A fifth of the turns are left to the model from the first word. Half begin with an opener of `questions.json`, which
-the model continues; in every second of these a word of the tokenizer's vocabulary follows the opener, so that the
-questions are about twenty thousand different things. The others are patterns of that file, filled at random, words
-of the vocabulary included. A pattern without closing punctuation is continued too. `shares` says how often a domain
-comes up: prose is harder to foresee than sums, so there is more of it. A later turn may also ask about the answer
-before it.
+By default a fifth of the turns are left to the model from the first word. Half begin with an opener of
+`questions.json`, which the model continues; in every second of these a word of the tokenizer's vocabulary follows the
+opener, so that the questions are about twenty thousand different things. The others are patterns of that file, filled
+at random, words of the vocabulary included. A pattern without closing punctuation is continued too. `shares` says how
+often a domain comes up: prose is harder to foresee than sums, so there is more of it. A later turn may also ask about
+the answer before it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import GGUFError, MissingFileError, RequestError
 from sparkinfer.tokenizer import Tokenizer
+from sparkinfer.training.config import PATTERNS
 
-# Of the turns: left to the model, an opener, an opener and a word; the rest are patterns.
+# Of the turns: left to the model, an opener, an opener and a word; the rest (PATTERNS) are patterns.
 FREE_SHARE, OPENER_SHARE, WORD_SHARE = 0.2, 0.25, 0.25
 FOLLOW_UP_SHARE = 0.4  # of later turns
 FALLBACK_WORDS = ("water", "a house", "the sun", "music", "paper", "time")
@@ -98,13 +99,16 @@ def vocabulary_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(text[1:] for text in texts if _WORD.fullmatch(text))
 
 
-def random_turn(rng: random.Random, words: Sequence[str], *, later: bool = False) -> Turn:
-    """One start of a user turn; a `later` one may follow up on an answer."""
+def random_turn(
+    rng: random.Random, words: Sequence[str], *, later: bool = False, patterns: float = PATTERNS
+) -> Turn:
+    """One start of a user turn; a `later` one may follow up on an answer. `patterns`: the share of these."""
     words = words or FALLBACK_WORDS
     if later and rng.random() < FOLLOW_UP_SHARE:
         text = _filled(rng.choice(_questions()["followups"]), rng, words)
         return Turn(text, text.endswith(_ENDS), "follow-up")
     kind = rng.random()
+    kind = kind * (1 - PATTERNS) / (1 - patterns) if kind < 1 - patterns else 1.0
     if kind < FREE_SHARE:
         return Turn("", False, "free")
     domain = rng.choices(domains(), _shares())[0]
@@ -153,12 +157,13 @@ def random_turns(
     words: Sequence[str] = (),
     *,
     later: bool = False,
+    patterns: float = PATTERNS,
 ) -> list[Turn]:
     """`count` starts; none is a whole prompt of `excluded`, the prompts kept for measuring."""
     rng = random.Random(seed)
     turns: list[Turn] = []
     while len(turns) < count:
-        turn = random_turn(rng, words, later=later)
+        turn = random_turn(rng, words, later=later, patterns=patterns)
         if turn.text not in excluded:
             turns.append(turn)
     return turns
