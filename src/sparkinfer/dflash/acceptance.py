@@ -181,7 +181,8 @@ class Acceptance:
         self._slots = np.zeros((len(SPANS), 3, self.slots))
         self._mixture = np.zeros((3, len(SPANS)))
         self._mixture[_UNIT] = 1.0
-        self._tokens = np.zeros(self.slots + 1)
+        self._expected = np.zeros(self.slots + 1)
+        self.tokens: list[float] = []  # that a step with so many drafted slots yields
         self._learn()
 
     def observe(
@@ -230,7 +231,7 @@ class Acceptance:
 
     def expected(self, depth: int) -> float:
         """Tokens that a step with `depth` drafted slots yields: 1 + its chances to get through each slot."""
-        return self._expected[min(depth, self.slots)]
+        return self.tokens[min(depth, self.slots)]
 
     @property
     def rates(self) -> list[float]:
@@ -264,7 +265,7 @@ class Acceptance:
         anew: bool = True,
     ) -> None:
         _learn.call(
-            self._slots, self._mixture, self._tokens, right, steps, since, accepted, judged, beyond, anew
+            self._slots, self._mixture, self._expected, right, steps, since, accepted, judged, beyond, anew
         )  # fmt: skip
         if anew:
-            self._expected: list[float] = self._tokens.tolist()
+            self.tokens = self._expected.tolist()

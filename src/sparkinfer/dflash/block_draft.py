@@ -11,6 +11,7 @@ from sparkinfer.dflash.base import Ahead, Chain, Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
 from sparkinfer.dflash.network import DraftNetwork, Tapes, VectorProduct, links
+from sparkinfer.dflash.occurring import Occurring
 from sparkinfer.dflash.proposals import (
     BlockProposals,
     Output,
@@ -27,6 +28,7 @@ from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]
 _MOST_LINKS = 8 * 2**20  # numbers of a Markov head that are kept as float32 beside its table
+_MOST_HELD = 8 * 2**20  # the same, of the embeddings of a draft's own vocabulary
 
 
 class BlockDraft:
@@ -45,10 +47,12 @@ class BlockDraft:
         selector: Selector | None = None,
         tapped: Buffer | None = None,
         tokens: tuple[Buffer, int] | None = None,
+        occurring: Occurring | None = None,
     ) -> None:
         """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`; without `mask` the
         masked rows are the embedding's of the draft's mask id. Features in `tapped`, memory of the target, are read
-        there, and `tokens` is where it expects those of a window that the host has not seen.
+        there, and `tokens` is where it expects those of a window that the host has not seen. `occurring` changes the
+        rows of the head and `output.ids` with the text.
         """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
@@ -60,6 +64,8 @@ class BlockDraft:
         chained = backend.on_host and selector is None and not output.scaled
         chained = chained and (output.markov is None or _linkable(output))
         simple = selector is None and output.ids is None and output.ordered
+        if chained and output.ids is not None:
+            _hold(embedding, output)
         self.runs_ahead = tokens is not None and simple and output.n_vocab == network.head.outputs
         self.tapes = Tapes(
             backend, network, embedding, rows.size, config.eps, scale=scale, tapped=tapped,
@@ -67,6 +73,9 @@ class BlockDraft:
             slots=config.max_depth if chained else 0,
             links=_links(backend, output) if chained else None,
         )  # fmt: skip
+        self._occurring = occurring
+        if occurring is not None:
+            occurring.link(self.tapes.links)
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -113,6 +122,8 @@ class BlockDraft:
             self.tapes.context(count, tapped=there).start()
             self._rows.append(tokens[done : done + count])
             done += count
+        if self._occurring is not None:
+            self._occurring.saw(tokens)
 
     def propose(self, anchor: int, depth: int) -> Proposals:
         """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""
@@ -136,13 +147,15 @@ class BlockDraft:
             raise RequestError(
                 f"anchor {anchor} is outside the vocabulary of {self.output.n_vocab}"
             )
-        rows = self._block_rows(depth)
+        rows, links, markov = self._block_rows(depth), self.tapes.links, self.output.markov
+        self.tapes.intake.expand(anchor)  # perhaps while context rows are still computed
+        before = markov.before.row(anchor) if links is not None and markov is not None else None
         if self._backend.on_host:
             self._backend.wait()
         self._rows.make_room(rows)
         self._send(anchor, rows)
-        if self.tapes.links is not None and self.output.markov is not None:
-            self.tapes.links.first.array[0] = self.output.markov.before.row(anchor)
+        if links is not None and before is not None:
+            links.first.array[0] = before
         self.tapes.block(rows, self._first, depth).replay()
 
     def assume(self, length: int) -> None:
@@ -231,6 +244,15 @@ def _linkable(output: Output) -> bool:
         return False
     weight = head.product.weight
     return weight.outputs * weight.inputs <= _MOST_LINKS
+
+
+def _hold(embedding: Table, output: Output) -> None:
+    """Keep what a window of these ids needs of the tables on the host."""
+    assert output.ids is not None
+    if len(output.ids) * embedding.width <= _MOST_HELD:
+        embedding.hold(output.ids)
+        if output.markov is not None:
+            output.markov.before.hold(output.ids)
 
 
 def _links(backend: Backend, output: Output) -> Links | None:

@@ -92,15 +92,15 @@ class Calibration:
     def worth(self, slot: int, claim: float) -> float:
         """Probability that the target keeps the token of a slot it reaches."""
         depth = slot if slot < DEPTHS else DEPTHS - 1
-        line, place = self._used[depth], depth * _BINS + min(int(claim * _BINS), _BINS - 1)
-        rate = line.at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
+        place = depth * _BINS + (int(claim * _BINS) if claim < 1.0 else _BINS - 1)
+        rate = self._used[depth].at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
         return _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
 
     def observe(self, claims: Sequence[float], accepted: int, judged: int) -> None:
         """The first `judged` claims were judged, `accepted` of them kept."""
-        for slot in range(min(judged, len(claims))):
-            claim, kept = claims[slot], float(slot < accepted)
-            place, depth = _place(slot, claim), min(slot, DEPTHS - 1)
+        for slot, claim in enumerate(claims[:judged]):
+            kept, depth = float(slot < accepted), slot if slot < DEPTHS else DEPTHS - 1
+            place = depth * _BINS + (int(claim * _BINS) if claim < 1.0 else _BINS - 1)
             expected = self._used[depth].at(claim)
             self.seen[place] = _KEEP * self.seen[place] + 1.0
             self.surplus[place] = _KEEP * self.surplus[place] + kept - expected
@@ -200,5 +200,5 @@ class Blocks:
 
 
 def _place(slot: int, claim: float) -> int:
-    depth = slot if slot < DEPTHS - 1 else DEPTHS - 1
-    return depth * _BINS + min(int(claim * _BINS), _BINS - 1)
+    depth = slot if slot < DEPTHS else DEPTHS - 1
+    return depth * _BINS + (int(claim * _BINS) if claim < 1.0 else _BINS - 1)

@@ -54,6 +54,7 @@ class DraftConfig:
     conv_group: int = 0  # channels that share a row's weight
     selector_rank: int = 0  # second generation: the selector of candidates, 0: none
     selector_top: int = 0  # candidates of a slot
+    active: int = 0  # tokens of a vocabulary of its own that it can always propose, 0: all
     prior: Prior | None = None  # what the file tells about acceptance
 
     @property
@@ -196,6 +197,7 @@ def read_json_config(folder: Path) -> DraftConfig:
         output_multiplier=fields.number("output_multiplier", default=1.0),
         softcap=0.0 if softcap is None else fields.number("final_logit_softcapping"),
         embedding_scale=fields.number("input_embedding_scale", default=1.0),
+        active=fields.integer("draft_active_size", default=0),
         conv_taps=fields.integer("conv_kernel_size", default=0),
         conv_group=fields.integer("conv_group_size", default=0),
         selector_rank=fields.integer("selector_rank", default=0),

@@ -78,6 +78,7 @@ def read_gguf_config(file: GGUFFile, n_vocab: int) -> DraftConfig:
         output_multiplier=file.get(f"{own}output_multiplier", float, 1.0),
         softcap=file.get(f"{own}final_logit_softcapping", float, 0.0),
         embedding_scale=file.get(f"{own}input_embedding_scale", float, 1.0),
+        active=file.get(f"{own}draft_active_size", int, 0),
         conv_taps=file.get(f"{own}conv_kernel_size", int, 0),
         conv_group=file.get(f"{own}conv_group_size", int, 0),
         selector_rank=file.get(f"{own}selector_rank", int, 0),

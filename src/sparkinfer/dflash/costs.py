@@ -23,11 +23,11 @@ _INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
 VERSION = 2  # of the file; another one is measured again
 Key = tuple[str, int]  # path, width
 Points = tuple[float, ...]  # seconds at each of the table's context lengths
+Price = tuple[int, str, float, float]  # width, path, seconds of the step, those of the draft
 Line = tuple[float, float]  # seconds at the first of these lengths, and for each token more
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(NamedTuple):
     """A step as it came out.
 
     `drafted` counts the tokens that were judged, or would have been if none before them had been rejected;
@@ -62,15 +62,6 @@ class Cost:
     @property
     def total(self) -> Points:
         return tuple(t + d for t, d in zip(self.target, self.draft, strict=True))
-
-
-class Price(NamedTuple):
-    """Seconds of the cheapest step of a width now, and those of the draft in it."""
-
-    width: int
-    path: str
-    seconds: float
-    draft: float
 
 
 class CostTable:
@@ -144,27 +135,27 @@ class CostTable:
 
         A path later in the order has to be clearly cheaper.
         """
-        best: dict[int, tuple[str, float]] = {}
-        away = length - self.lengths[0]
-        factors = self._drift.factors
+        return {width: (path, now) for width, path, now, _ in self.prices(length, without)}
+
+    def prices(self, length: int, without: Collection[Key] = ()) -> list[Price]:
+        """The same in a list, with the seconds of the draft in it."""
+        away, found = length - self.lengths[0], []
+        factors, drafting, drafts = self._drift.factors, self._drift.drafting, self._drafts
         for width, ways in self._ways.items():
-            least = inf
+            least, best, seconds = inf, "", inf
             for place, path, (low, slope) in ways:
                 if without and (path, width) in without:
                     continue
                 now = low + slope * away
                 now = (now if now > 0.5 * low else 0.5 * low) * factors[place]
                 if now < least:
-                    best[width], least = (path, now), now * _CLEARLY
-        return best
-
-    def prices(self, length: int, without: Collection[Key] = ()) -> list[Price]:
-        """The same in a list, with the draft's share."""
-        factor, drafts = self._drift.drafting, self._drafts
-        return [
-            Price(width, path, seconds, self._at(drafts[width], length) * factor)
-            for width, (path, seconds) in self.cheapest(length, without).items()
-        ]
+                    best, seconds, least = path, now, now * _CLEARLY
+            if best:
+                low, slope = drafts[width]
+                draft = low + slope * away
+                draft = (draft if draft > 0.5 * low else 0.5 * low) * drafting
+                found.append((width, best, seconds, draft))
+        return found
 
     def drafting(self, width: int, length: int) -> float:
         """Seconds of the draft in a step of that many rows: context rows, block and the choice of its tokens."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Backend, Weight
+from sparkinfer.backend.base import Weight
 from sparkinfer.dflash.block_draft import BlockDraft
 from sparkinfer.dflash.checkpoint import Checkpoint, open_gguf_draft, open_safetensors
 from sparkinfer.dflash.config import DraftConfig, read_json_config
@@ -28,15 +28,15 @@ from sparkinfer.dflash.fit import (
 )
 from sparkinfer.dflash.layers import CONVOLUTIONS, build_layer
 from sparkinfer.dflash.network import DraftNetwork, VectorProduct
+from sparkinfer.dflash.occurring import Occurring, Rows, first_shown
 from sparkinfer.dflash.proposals import MarkovHead, Output, Selector
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
-from sparkinfer.kernels.linear import pack_weight
+from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.models.config import MAX_WIDTH
 from sparkinfer.models.decoder import Target
 from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress, Weights
-from sparkinfer.quant.formats import QUANT_FORMATS
 from sparkinfer.state.kv_cache import KvShape
 
 __all__ = ["BlockDraft", "load_draft"]
@@ -82,13 +82,16 @@ def load_draft(
     _check_memory(checkpoint, target, cache + 8 * size * config.head_size, size, exact)
     weights = Weights(checkpoint, target.backend, exact, progress)
     ids = _ids(checkpoint, target.config.n_vocab)
-    network = _build(weights, config, checkpoint, target, ids, size)
+    shown = first_shown(config.active, 0 if ids is None else len(ids))
+    network = _build(weights, config, checkpoint, target, ids, shown, size)
+    head = _markov(weights, checkpoint, ids, shown) if markov else None
+    occurring = _occurring(config, checkpoint, target, ids, shown, network, head)
     output = Output(
         n_vocab=target.config.n_vocab,
-        ids=ids,
+        ids=_shown_ids(ids, shown) if occurring is None else occurring.shown_ids,
         multiplier=config.output_multiplier,
         softcap=config.softcap,
-        markov=_markov(weights, checkpoint, ids) if markov else None,
+        markov=head,
     )
     embedding = _embedding(checkpoint, target)
     mask = weights.floats(MASK).reshape(-1) if MASK in checkpoint.tensors else None
@@ -105,6 +108,7 @@ def load_draft(
         _selector(config, checkpoint),
         None if target.backend.on_host else target.features(len(config.taps)),
         target.next_tokens,
+        occurring,
     )
     draft.warm_up(progress)
     return draft
@@ -173,6 +177,7 @@ def _build(
     checkpoint: Checkpoint,
     target: Target,
     ids: NDArray[np.int64] | None,
+    shown: NDArray[np.int64],
     context: int,
 ) -> DraftNetwork:
     def part(index: int) -> Any:
@@ -182,10 +187,10 @@ def _build(
 
     fc, *layers = weights.map(part, 1 + config.n_layers)
     head = target.network.head
-    if HEAD in checkpoint.tensors:
+    if ids is not None and (config.active or HEAD not in checkpoint.tensors):
+        head = _head_rows(checkpoint, target, ids, weights.exact).pack(target.backend, shown)
+    elif HEAD in checkpoint.tensors:
         head = weights.matrix(HEAD)
-    elif ids is not None:
-        head = _target_rows(target, ids)
     table = config.rotation.table(context + MAX_WIDTH, config.head_size)
     return DraftNetwork(
         fc=fc,
@@ -199,35 +204,65 @@ def _build(
     )
 
 
-def _target_rows(target: Target, ids: NDArray[np.int64]) -> Weight:
-    """Some rows of the target's LM head, packed in its own format."""
+def _head_rows(checkpoint: Checkpoint, target: Target, ids: NDArray[np.int64], exact: bool) -> Rows:
+    """The LM head's rows for these ids: the draft's own, else some of the target's in its own format."""
+    if HEAD in checkpoint.tensors:
+        return Rows(checkpoint.table(HEAD), exact=exact)
     file = target.file
     name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
     table = Table(file.tensors[name].type_name, file.blocks(name))
-    return _packed(target.backend, table, ids, target.network.head.format_name == "F32")
+    return Rows(table, ids, target.network.head.format_name == "F32")
 
 
-def _packed(backend: Backend, table: Table, ids: NDArray[np.int64] | None, exact: bool) -> Weight:
-    """Some rows (None: all) of a matrix as a weight; `exact` expands it to float32."""
-    rows = table.rows if ids is None else table.rows[ids]
-    inputs = rows.shape[1] // QUANT_FORMATS[table.type_name].block_bytes
-    inputs *= QUANT_FORMATS[table.type_name].block_size
-    kind = table.type_name
-    if exact:
-        kind, rows = "F32", Table(kind, rows).take(slice(None)).view(np.uint8)
-    blocks = rows.reshape(-1, QUANT_FORMATS[kind].block_bytes)
-    return pack_weight(backend, kind, blocks, len(rows), inputs)
+def _markov_rows(
+    checkpoint: Checkpoint, ids: NDArray[np.int64] | None, exact: bool
+) -> tuple[Rows, int]:
+    """W2's rows for each output, and how many outputs there are. A file may have all of the target's."""
+    after = checkpoint.table(MARKOV[1])
+    whole = ids is not None and len(after.rows) != len(ids)
+    return Rows(after, ids if whole else None, exact), len(after.rows) if ids is None else len(ids)
 
 
 def _markov(
-    weights: Weights, checkpoint: Checkpoint, ids: NDArray[np.int64] | None
+    weights: Weights,
+    checkpoint: Checkpoint,
+    ids: NDArray[np.int64] | None,
+    shown: NDArray[np.int64],
 ) -> MarkovHead | None:
     if MARKOV[0] not in checkpoint.tensors:
         return None
-    after = checkpoint.table(MARKOV[1])
-    chosen = ids if ids is not None and len(after.rows) != len(ids) else None
-    weight = _packed(weights.backend, after, chosen, weights.exact)
+    rows, outputs = _markov_rows(checkpoint, ids, weights.exact)
+    weight = rows.pack(weights.backend, np.arange(outputs) if ids is None else shown)
     return MarkovHead(checkpoint.table(MARKOV[0]), VectorProduct(weights.backend, weight))
+
+
+def _shown_ids(ids: NDArray[np.int64] | None, shown: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    return None if ids is None else ids[shown]
+
+
+def _occurring(
+    config: DraftConfig,
+    checkpoint: Checkpoint,
+    target: Target,
+    ids: NDArray[np.int64] | None,
+    shown: NDArray[np.int64],
+    network: DraftNetwork,
+    markov: MarkovHead | None,
+) -> Occurring | None:
+    """What changes the rows of a vocabulary in part; None where all have one, and on a device, where they stay."""
+    if ids is None or not config.active or len(shown) == len(ids):
+        return None
+    if not isinstance(network.head, PackedWeight):
+        return None
+    exact = network.head.format_name == "F32"
+    changing = [(network.head, _head_rows(checkpoint, target, ids, exact))]
+    if markov is not None:
+        assert isinstance(markov.product, VectorProduct)
+        weight = markov.product.weight
+        assert isinstance(weight, PackedWeight)
+        changing.append((weight, _markov_rows(checkpoint, ids, weight.format_name == "F32")[0]))
+    before = None if markov is None else markov.before
+    return Occurring(ids, config.active, shown, changing, before)
 
 
 def _selector(config: DraftConfig, checkpoint: Checkpoint) -> Selector | None:
@@ -308,6 +343,7 @@ def _plan(
         "rope": config.rotation.kind,
         "head": "own" if own_head else "rows of the target's" if reduced else "the target's",
         "head_ids": network.head.outputs,
+        "vocabulary": network.head.outputs if reduced is None else reduced,
         "markov": MARKOV[0] in checkpoint.tensors,
         "convolutions": config.conv_taps,
         "candidates": config.selector_top if config.selector_rank else 0,

@@ -21,7 +21,7 @@ def check_fit(config: DraftConfig, checkpoint: Checkpoint, target: ModelConfig) 
     """Raise ShapeError listing what contradicts, UnsupportedError listing what this build does not compute."""
     wrong = [
         *_against_target(config, checkpoint, target),
-        *_in_itself(config),
+        *_in_itself(config, draft_vocabulary(checkpoint)),
         *tensor_problems(checkpoint, expected(config, checkpoint, target)),
     ]
     if wrong:
@@ -121,8 +121,12 @@ def _against_target(config: DraftConfig, checkpoint: Checkpoint, target: ModelCo
     return wrong
 
 
-def _in_itself(config: DraftConfig) -> list[str]:
+def _in_itself(config: DraftConfig, reduced: int | None) -> list[str]:
     wrong = []
+    if not 0 <= config.active <= (reduced or 0):
+        wrong.append(
+            f"{config.active} of its tokens can always be proposed, expected 0 to {reduced or 0}"
+        )
     if config.heads % config.kv_heads:
         wrong.append(f"{config.heads} heads are no multiple of {config.kv_heads} kv heads")
     if not config.taps:

@@ -331,25 +331,22 @@ class Learner:
                 self.paid = cost
 
     def _new_menu(self, length: int) -> list[Offer]:
-        plain, expected, top = self.costs.plain(length), self.acceptance.expected, self.top
-        prices = [
-            (width, path, seconds / plain, draft / plain)
-            for width, path, seconds, draft in self.costs.prices(length, self._refused)
-            if width <= top
-        ]
+        plain, tokens = self.costs.plain(length), self.acceptance.tokens
+        prices = self.costs.prices(length, self._refused)
+        prices = [price for price in prices if price[0] <= self.top]
         gains: Sequence[float] = [1.0] * len(prices)
         if self.cutting and prices and self.calibration.known:
             _, *gains = self.blocks.gains(
-                [1, *(price[0] for price in prices)],
-                [1.0, *(price[2] - price[3] for price in prices)],
-                [0.0, *(price[3] for price in prices)],
+                [1, *[price[0] for price in prices]],
+                [1.0, *[(price[2] - price[3]) / plain for price in prices]],
+                [0.0, *[price[3] / plain for price in prices]],
                 lambda: self.acceptance.rates,
                 self.going,
             )
         menu = [PLAIN_OFFER]
-        for (width, path, cost, draft), gain in zip(prices, gains, strict=True):
-            tokens = expected(width - 1)
-            menu.append(Offer(width, path, cost, tokens, tokens / cost * gain, draft))
+        for (width, path, seconds, draft), gain in zip(prices, gains, strict=True):
+            cost, yields = seconds / plain, tokens[width - 1]
+            menu.append(Offer(width, path, cost, yields, yields / cost * gain, draft / plain))
         return menu
 
     def _stairs_of(self, width: int) -> Stairs:

@@ -79,7 +79,7 @@ class _Step:
     seconds: dict[str, float] = field(default_factory=dict)
     judged: int = 0
     claims: Sequence[float] = ()
-    features: Features | None = None  # of the window, where `commit` gives them to the draft
+    given: int = 0  # rows that the draft has got already
 
 
 class DFlashDecoder:
@@ -197,9 +197,9 @@ class DFlashDecoder:
             return
         if step.verify is not None:
             step.verify.commit(self._state, count)
-        if step.features is not None:
-            self.draft.extend(step.window[:count], step.features[:count])
-        else:
+        if step.given > count:  # the output has ended inside the step
+            self.draft.begin(self._state.tokens)
+        elif not step.given:
             self._tokens = self._tokens[: len(self._tokens) - len(step.window) + count]
         step.seconds["commit"] = perf_counter() - started
         self._observe(step, count)
@@ -292,12 +292,14 @@ class DFlashDecoder:
         step.choices, step.path = judge.choices, verified.path
         step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
         step.window = step.window[: verified.rows]
-        if self._asynchronous and isinstance(step.verify, Batched):
-            step.features = verified.features  # no forward comes before the commit
-        else:
-            self._keep(step.window, verified.features)
         verifying = perf_counter() - drafted - judging
         step.seconds = {"draft": drafted - started, "target": verifying, "sample": judging}
+        if self._asynchronous and isinstance(step.verify, Batched):
+            # The draft's rows are computed while the host goes on; no forward comes before the commit.
+            step.given = len(step.choices)
+            self.draft.extend(step.window[: step.given], verified.features[: step.given])
+        else:
+            self._keep(step.window, verified.features)
         return self._result(step, rows=verified.rows, mode=verified.mode)
 
     def _plain_row(self, window: Sequence[int], judge: Judge) -> Verified:
@@ -308,8 +310,8 @@ class DFlashDecoder:
     def _result(self, step: _Step, *, rows: int, mode: str | None = None) -> StepResult:
         self._current = step
         return StepResult(
-            tokens=tuple(choice.token for choice in step.choices),
-            logprobs=tuple(c.logprob for c in step.choices if c.logprob is not None),
+            tokens=tuple([choice.token for choice in step.choices]),
+            logprobs=tuple([c.logprob for c in step.choices if c.logprob is not None]),
             path=step.path,
             mode=mode if mode is not None else self._mode if rows else "",
             rows=rows,

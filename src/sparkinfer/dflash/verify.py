@@ -7,8 +7,7 @@ layers restart from a copy of the window's head and run the kept tokens again.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sparkinfer.decoding import picked
 from sparkinfer.dflash.base import Features, Row
@@ -31,8 +30,7 @@ class VerifyTarget(Protocol):
     def feature_rows(self, rows: int) -> Features: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """`rows` of the window were computed.
 
     `features` [rows, taps x n_embd] may be a view that the next forward overwrites.
@@ -163,20 +161,20 @@ class Paths:
         wide = None if rows else "row-batched windows are switched off (dflash_rows)"
         small = None if compact else "switched off (dflash_compact_verify)"
         compact_rows = min(COMPACT_MAX_ROWS, target.max_width)
-        self.order: tuple[VerifyPath, ...] = (
+        order: list[VerifyPath] = [
             Batched("compact", target, compact_rows, small),
             Batched("window", target, target.max_width, wide),
             Block(target, wide),
             TokenLoop(target),
-        )
+        ]
+        self.order = tuple(order)
         self.max_width = compact_rows if compact == 1 else target.max_width
+        self._from = {path.name: order[start:] + order[:start] for start, path in enumerate(order)}
         self.refusals: Counter[str] = Counter()
 
     def pick(self, preferred: str, width: int) -> VerifyPath:
         """The preferred path, or the first one after it in order (then from the start) that serves the width."""
-        names = [path.name for path in self.order]
-        start = names.index(preferred)
-        for path in self.order[start:] + self.order[:start]:
+        for path in self._from[preferred]:
             reason = path.refusal(width)
             if reason is None:
                 return path

@@ -61,6 +61,7 @@ class Target:
         self.state_shape, self.context, self.plan = state_shape, context, plan
         self.weight_bytes_per_token = weight_bytes_per_token
         self.taps: tuple[int, ...] = ()
+        self._tapped: Any = None
         self._workspace = Workspace(backend, backend.chunk)
         self._x = self._workspace.buffer("x", config.n_embd)
         logits = backend.buffer(min(LOGIT_ROWS, backend.chunk), network.head.padded_outputs)
@@ -161,18 +162,19 @@ class Target:
 
     def set_taps(self, layers: Ids[int]) -> None:
         """Keep the residual stream after these layers (in this order) in every later forward; read it with `tapped`."""
+        if layers == self.taps:
+            return
         bad = [layer for layer in layers if not 0 <= layer < self.config.n_layers]
         if bad:
             raise RequestError(f"tap layers {bad} are outside 0 .. {self.config.n_layers - 1}")
         self.taps = tuple(layers)
+        self._tapped = self.features(len(layers)).array if layers else None
 
     def tapped(self, rows: int) -> Any:
         """float32 [rows, taps x n_embd]: the residual stream after each tapped layer, side by side, of the last
         forward's (last chunk's) first rows, in the backend's memory. A view that the next forward overwrites.
         """
-        if not self.taps:
-            return np.empty((rows, 0), np.float32)
-        return self.features(len(self.taps)).array[:rows]
+        return np.empty((rows, 0), np.float32) if self._tapped is None else self._tapped[:rows]
 
     def features(self, taps: int) -> Buffer:
         """Where forwards write the residual stream after `taps` tapped layers, side by side."""
@@ -213,10 +215,10 @@ class Target:
     def _check(self, state: Sequence, tokens: Ids[int], verify: bool) -> None:
         if not tokens:
             raise RequestError("no tokens to run: at least one is needed")
-        if state.shape != self.state_shape:
+        if state.shape is not self.state_shape and state.shape != self.state_shape:
             raise RequestError("the sequence was made by a target of another shape")
-        bad = next((t for t in tokens if not 0 <= t < self.config.n_vocab), None)
-        if bad is not None:
+        if min(tokens) < 0 or max(tokens) >= self.config.n_vocab:
+            bad = next(t for t in tokens if not 0 <= t < self.config.n_vocab)
             raise RequestError(f"token {bad} is outside the vocabulary of {self.config.n_vocab}")
         if verify and len(tokens) > MAX_WIDTH:
             raise RequestError(f"a window of {len(tokens)} rows is wider than {MAX_WIDTH}")

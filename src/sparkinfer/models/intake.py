@@ -41,6 +41,11 @@ class Intake:
             return
         embed(recorder, self._packed, self.params, P.WORDS, self._x, scale=float(self._scale))
 
+    def expand(self, token: int) -> None:
+        """Do what `send` has to do for a token and need not wait for."""
+        if self._packed is None:
+            self._table.row(token)
+
     def send(self, words: list[int], tokens: Sequence[int] = ()) -> None:
         """Give the next run its parameters (P.WORDS numbers) and tokens, also while something runs.
 

@@ -20,6 +20,7 @@ class Readout:
     ) -> None:
         self.buffer, self.n_vocab, self._backend = buffer, n_vocab, backend
         self._picks: Buffer | None = None
+        self._read: NDArray[np.float32] | None = None  # last, from the first row on
         if largest or not backend.on_host:
             self._picks = backend.buffer(buffer.rows, 2, np.int64)
 
@@ -33,13 +34,14 @@ class Readout:
         """Rows `first` .. of the last replay; overwritten by the next."""
         self._backend.wait()
         if self._backend.on_host:
-            return self.buffer.array[first : first + count, : self.n_vocab]
+            rows: NDArray[np.float32] = self.buffer.array[first : first + count, : self.n_vocab]
+            self._read = None if first else rows
+            return rows
         return self.picked(count, first)
 
     def holds(self, rows: Any) -> bool:
-        """Whether these rows are what the host reads in the buffer, from its first row on."""
-        on_host = self._backend.on_host and isinstance(rows, np.ndarray)
-        return on_host and rows.ctypes.data == self.buffer.address
+        """Whether these rows are what the host has read in the buffer last, from its first row on."""
+        return rows is self._read and rows is not None
 
     def picked(self, count: int, first: int = 0) -> LazyRows:
         """The same rows, of which the largest logits are known already."""

@@ -13,16 +13,19 @@ class LazyRow:
     As an array it is the whole row, brought when asked for; valid until the forward after the one that made it.
     """
 
-    __slots__ = ("_fetch", "best", "finite")
+    __slots__ = ("_fetch", "_place", "best", "finite")
 
-    def __init__(self, best: int, finite: bool, fetch: Callable[[], NDArray[np.float32]]) -> None:
-        self.best, self.finite, self._fetch = best, finite, fetch
+    def __init__(
+        self, best: int, finite: bool, fetch: Callable[[int], NDArray[np.float32]], place: int = 0
+    ) -> None:
+        """`fetch(place)` brings the row."""
+        self.best, self.finite, self._fetch, self._place = best, finite, fetch, place
 
     def argmax(self) -> int:
         return self.best
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        values = self._fetch()
+        values = self._fetch(self._place)
         return values if dtype is None else values.astype(dtype)
 
 
@@ -41,10 +44,11 @@ class LazyRows:
     def __getitem__(self, index: int) -> LazyRow:
         place = range(len(self))[index]
         best, finite = self._picks[place]
-        return LazyRow(best, bool(finite), lambda: self._fetch(place))
+        return LazyRow(best, bool(finite), self._fetch, place)
 
     def __iter__(self) -> Iterator[LazyRow]:
-        return (self[index] for index in range(len(self)))
+        for place, (best, finite) in enumerate(self._picks):
+            yield LazyRow(best, bool(finite), self._fetch, place)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         values = np.stack([self._fetch(place) for place in range(len(self))])
