@@ -29,11 +29,13 @@ print(cache_folder())
 """
 
 
-def compile_in(root: Path, package: Path = PACKAGE, isa: str = "auto") -> Path:
+def compile_in(
+    root: Path, package: Path = PACKAGE, isa: str = "auto", program: str = COMPILE
+) -> Path:
     """Compile a few kernels in a new process; the cache folder it used."""
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(root), isa],
+        [sys.executable, "-c", program, str(root), isa],
         env=environment, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -56,6 +58,28 @@ def test_a_second_process_compiles_nothing(tmp_path):
     before = files(first)
     assert len([name for name in before if name.endswith(".nbc")]) == 5
     assert compile_in(tmp_path) == first
+    assert files(first) == before
+
+
+ROUTINE = """
+import sys
+from pathlib import Path
+import numpy as np
+from sparkinfer.backend.compiled import cache_folder, set_cache_root
+set_cache_root(Path(sys.argv[1]))
+from sparkinfer.dflash.acceptance import Acceptance
+acceptance = Acceptance(3)
+acceptance.observe(3, 2)
+assert 1.0 < acceptance.expected(1) < 2.0
+print(cache_folder())
+"""
+
+
+def test_what_python_calls_is_kept_beside_the_kernels(tmp_path):
+    first = compile_in(tmp_path, program=ROUTINE)
+    before = files(first)
+    assert [name for name in before if name.endswith(".nbc") and "acceptance" in name]
+    assert compile_in(tmp_path, program=ROUTINE) == first
     assert files(first) == before
 
 

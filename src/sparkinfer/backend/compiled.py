@@ -125,6 +125,10 @@ class Routine:
     def __init__(self, function: Callable[..., Any], signature: Any) -> None:
         self._function, self._signature = function, signature
 
+    def prepare(self) -> None:
+        """Compile or load it now, where that keeps nobody waiting."""
+        _ = self.call
+
     @functools.cached_property
     def call(self) -> Callable[..., Any]:
         """The compiled function. Arrays have to be of the signature's kinds and contiguous."""

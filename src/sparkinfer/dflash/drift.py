@@ -59,6 +59,7 @@ class Drift:
 
     def __init__(self, kinds: Iterable[Kind], spreads: Sequence[float]) -> None:
         """`spreads`: relative uncertainty of each kind's measured cost."""
+        _observe.prepare()
         self._place = {kind: place for place, kind in enumerate(kinds, 2)}
         n = len(self._place) + 2
         own = [_START[2] + spread**2 for spread in spreads]
