@@ -49,6 +49,12 @@ class PackedWeight:
         """Columns the result buffer must have."""
         return self.tiles * self.lanes
 
+    def put(self, tile: int, blocks: NDArray[np.uint8], rows: int) -> None:
+        """Replace a tile by `rows` (up to `lanes`) rows of GGUF blocks; nothing may read it meanwhile."""
+        assert self.experts == 1 and not self.joined, self
+        packed = pack(self.format_name, blocks, rows, self.inputs, self.lanes)
+        self.array.reshape(self.tiles, self.tile_bytes)[tile] = packed[0]
+
 
 def pack_weight(
     format_name: str,

@@ -1,0 +1,103 @@
+"""The part of a draft's vocabulary that waits until the text has it.
+
+A draft's head is read for every slot, so its rows are dear, and rare tokens pay only where they have come up: a name
+in the question, a word of the answer's topic. Of such a vocabulary the first tokens, the active ones, always have a
+row; the others share ROOM more, each given to one that occurs, in place of the one that has not occurred for longest.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkinfer.backend.base import Backend, Weight
+from sparkinfer.kernels.greedy_chain import Links
+from sparkinfer.kernels.linear import pack_weight
+from sparkinfer.kernels.linear.weights import PackedWeight
+from sparkinfer.models.table import Table
+from sparkinfer.quant.formats import QUANT_FORMATS
+
+ROOM = 128  # rows for tokens that occur
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix with a row for each output of the draft: row `numbers[o]` of `table` (None: o) is output o's."""
+
+    table: Table
+    numbers: NDArray[np.int64] | None = None
+    exact: bool = False  # expand to float32
+
+    @property
+    def kind(self) -> str:
+        return "F32" if self.exact else self.table.type_name
+
+    def blocks(self, outputs: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Their rows as GGUF blocks, uint8 [n, block bytes]."""
+        numbers = outputs if self.numbers is None else self.numbers[outputs]
+        rows = self.table.take(numbers).view(np.uint8) if self.exact else self.table.rows[numbers]
+        return rows.reshape(-1, QUANT_FORMATS[self.kind].block_bytes)
+
+    def pack(self, backend: Backend, outputs: NDArray[np.int64]) -> Weight:
+        """These rows as a weight."""
+        blocks = self.blocks(outputs)
+        return pack_weight(backend, self.kind, blocks, len(outputs), self.table.width)
+
+
+def first_shown(active: int, outputs: int) -> NDArray[np.int64]:
+    """The outputs that have rows at first: the active ones (0: all), and the first of the others."""
+    return np.arange(min(active + ROOM, outputs) if active else outputs)
+
+
+class Occurring:
+    """Which outputs have rows, kept in step with a text, and the places where they stand. On the host only."""
+
+    def __init__(
+        self,
+        ids: NDArray[np.int64],
+        active: int,
+        shown: NDArray[np.int64],
+        weights: Sequence[tuple[PackedWeight, Rows]],
+        before: Table | None,
+    ) -> None:
+        """`ids` are the target's of all outputs. `shown`: the outputs of the weights' rows, changed in place, as
+        `shown_ids` is. `before` has a row for each target id of what a Markov head starts from.
+        """
+        self._ids, self._shown, self._weights, self._before = ids, shown, weights, before
+        self.shown_ids = ids[shown]
+        self._links: Links | None = None
+        waiting = range(active, len(ids))
+        self._waiting = dict(zip(ids[active:].tolist(), waiting, strict=True))
+        places = range(active, len(shown))
+        self._places = OrderedDict(zip(shown[active:].tolist(), places, strict=True))
+
+    def link(self, links: Links | None) -> None:
+        """`links.before` has the rows of `before` for what is shown; they change with it."""
+        self._links = links
+
+    def saw(self, tokens: Sequence[int]) -> None:
+        """These tokens have come up in the text. Nothing that reads the weights may run meanwhile."""
+        changed = []
+        for token in tokens:
+            output = self._waiting.get(token)
+            if output is None:
+                continue
+            if output in self._places:
+                self._places.move_to_end(output)
+                continue
+            _, place = self._places.popitem(last=False)
+            self._places[output] = place
+            self._shown[place], self.shown_ids[place] = output, token
+            if self._links is not None and self._before is not None:
+                self._links.before.array[place] = self._before.row(token)
+            changed.append(place)
+        if changed:
+            for weight, rows in self._weights:
+                self._repack(weight, rows, changed)
+
+    def _repack(self, weight: PackedWeight, rows: Rows, places: Sequence[int]) -> None:
+        for tile in {place // weight.lanes for place in places}:
+            there = self._shown[tile * weight.lanes : (tile + 1) * weight.lanes]
+            weight.put(tile, rows.blocks(there), len(there))
