@@ -6,7 +6,9 @@ the query heads that shared it), taps, the vocabulary and a head of its own. All
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ _MAY_CHANGE = ("layers", "kv_heads", "taps", "vocabulary", "active", "own_head")
 def check_growth(old: DraftShape, new: DraftShape) -> None:
     """Raises RequestError where a draft of shape `old` cannot become one of shape `new`."""
     before, after = asdict(old), asdict(new)
-    changed = [k for k, v in after.items() if v != before[k] and k not in _MAY_CHANGE]
+    changed = [k for k in after if k not in _MAY_CHANGE and not _same(before[k], after[k])]
     if changed:
         raise RequestError(f"the draft to start from differs from this run in {', '.join(changed)}")
     if new.layers < old.layers:
@@ -32,6 +34,13 @@ def check_growth(old: DraftShape, new: DraftShape) -> None:
         raise RequestError(f"taps {list(new.taps)} lack some of the start's, {list(old.taps)}")
     if old.own_head and not new.own_head:
         raise RequestError("the draft to start from has a head of its own: give --own-head")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """GGUF files keep numbers in single precision."""
+    if isinstance(one, float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
 
 
 @torch.no_grad()
