@@ -7,7 +7,8 @@ another one proposes and verifies, the tokens it returns must be these.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +57,7 @@ class TargetLike(Protocol):
     def set_taps(self, layers: Sequence[int]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What one step produced and how.
 
     `tokens` are in order, at least one; `logprobs` match them one to one, or are empty when the
@@ -74,7 +74,7 @@ class StepResult:
     rows: int = 1
     drafted: int = 0
     accepted: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

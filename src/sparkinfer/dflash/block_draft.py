@@ -27,6 +27,12 @@ from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]
+_POSITION, _KEYS, _VALUES, _HEAD_BYTES, _ATTENTION_CHUNKS, _FIRST, _WINDOW_CHUNKS, _ROTATION = (
+    offset // 8
+    for offset in (
+        P.POSITION, P.KEYS, P.VALUES, P.HEAD_BYTES, P.ATTENTION_CHUNKS, P.FIRST, P.WINDOW_CHUNKS, P.ROTATION,
+    )
+)  # fmt: skip
 _MOST_LINKS = 8 * 2**20  # numbers of a Markov head that are kept as float32 beside its table
 _MOST_HELD = 8 * 2**20  # the same, of the embeddings of a draft's own vocabulary
 
@@ -215,15 +221,13 @@ class BlockDraft:
 
     def _words(self, width: int) -> list[int]:
         """The parameters of a run of `width` rows."""
-        rows, config, p = self._rows, self.config, [0] * P.WORDS
-        position, first = rows.length - rows.base, max(0, rows.first - rows.base)
-        p[P.POSITION // 8], p[P.ROTATION // 8], p[P.FIRST // 8] = position, rows.base, first
-        p[P.KEYS // 8], p[P.VALUES // 8] = rows.cache.keys, rows.cache.values
-        p[P.HEAD_BYTES // 8] = rows.cache.plane_bytes
-        p[P.ATTENTION_CHUNKS // 8] = chunks(position, width, config.kv_heads, first=first)
-        p[P.WINDOW_CHUNKS // 8] = chunks(
-            position, width, config.kv_heads, first=first, window=config.window
-        )
+        rows, heads, p = self._rows, self.config.kv_heads, [0] * P.WORDS
+        position, first, cache = rows.length - rows.base, max(0, rows.first - rows.base), rows.cache
+        p[_POSITION], p[_ROTATION], p[_FIRST] = position, rows.base, first
+        p[_KEYS], p[_VALUES], p[_HEAD_BYTES] = cache.keys, cache.values, cache.plane_bytes
+        p[_ATTENTION_CHUNKS] = chunks(position, width, heads, first=first)
+        window = self.config.window
+        p[_WINDOW_CHUNKS] = window and chunks(position, width, heads, first=first, window=window)
         return p
 
 

@@ -28,6 +28,12 @@ Rows = Literal["last", "all", "none"]
 Logits = Any  # float32 [rows, n_vocab], or LazyRows where logits stay on a device
 Progress = Callable[[int, int], None]
 LoadProgress = Callable[[str, int, int], None]
+_POSITION, _ADVANCE, _KEYS, _VALUES, _HEAD_BYTES, _CONV, _ATTENTION_CHUNKS = (
+    offset // 8
+    for offset in (
+        P.POSITION, P.ADVANCE, P.KEYS, P.VALUES, P.HEAD_BYTES, P.CONV, P.ATTENTION_CHUNKS,
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -249,17 +255,12 @@ class Target:
 
     def _words(self, state: Sequence, width: int, advance: bool) -> list[int]:
         """The parameters of a run."""
-        p = [0] * P.WORDS
-        p[P.POSITION // 8] = state.length
-        p[P.ADVANCE // 8] = advance
-        p[P.KEYS // 8], p[P.VALUES // 8], p[P.HEAD_BYTES // 8] = (
-            state.kv.keys,
-            state.kv.values,
-            state.kv.plane_bytes,
-        )
-        p[P.ATTENTION_CHUNKS // 8] = attention_chunks(state.length, width, self.config.kv_heads)
+        p, kv, length = [0] * P.WORDS, state.kv, state.length
+        p[_POSITION], p[_ADVANCE], p[_KEYS], p[_VALUES] = length, advance, kv.keys, kv.values
+        p[_HEAD_BYTES] = kv.plane_bytes
+        p[_ATTENTION_CHUNKS] = attention_chunks(length, width, self.config.kv_heads)
         if state.recurrent is not None:
-            p[P.CONV // 8 : P.CONV // 8 + 6] = state.recurrent.addresses
+            p[_CONV : _CONV + 6] = state.recurrent.addresses
         return p
 
     def _tape(self, width: int, rows: Rows) -> Tape:
