@@ -38,6 +38,7 @@ from sparkinfer.backend.simd import (
     store_value,
     vector,
 )
+from sparkinfer.kernels.linear.cpu_order import pair_sums
 from sparkinfer.quant.tiles import LAYOUTS, TileLayout
 
 ISAS = ("vnni512", "avx2", "portable")
@@ -45,10 +46,10 @@ FORMATS = tuple(LAYOUTS)
 MAX_ROWS = 8
 _RECORD = 48
 _PREFETCH = {
-    "avx2": (1024, 0),
-    "vnni512": (4096, 3),
-    "portable": (1024, 3),
-}  # bytes ahead, locality (0: no reuse)
+    "avx2": ({1: 1024, 2: 1536}, 2048, 0),
+    "vnni512": ({}, 4096, 3),
+    "portable": ({}, 1024, 3),
+}  # bytes ahead by rows and with any others, locality (0: no reuse)
 
 
 class _Emitter:
@@ -65,6 +66,7 @@ class _Emitter:
     ) -> None:
         self.reuse = reuse
         self.b, self.layout, self.rows, self.isa, self.lanes = builder, layout, rows, isa, lanes
+        self.part = range(rows)  # the rows of this pass over a tile
         self.floats = vector(F32, lanes)
 
     # -- small helpers
@@ -137,17 +139,33 @@ class _Emitter:
     # -- integer dot products of one block
 
     def group_dots(
-        self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
+        self, record: ir.Value, codes: ir.Value, first: int, last: int
     ) -> list[ir.Value]:
         """Per row: int32 sums over columns 4*first .. 4*last-1 of (code - zero) * activation."""
-        sums = self.raw_dots(record, codes_at, first, last)
+        if self.ordered:
+            sums = self.ordered_dots(record, codes, first, last)
+        else:
+            sums = self.raw_dots(record, self.weight_codes(codes), first, last)
         if not self.layout.zero or self.exact_signed:
             return sums
         zero = constant_vector(I32, self.lanes, self.layout.zero)
         return [
             self.b.sub(total, self.b.mul(self.activation_sum(record, row, first, last), zero))
-            for row, total in enumerate(sums)
+            for row, total in zip(self.part, sums, strict=True)
         ]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the dot products are written out (`cpu_order`); one or two rows wait for memory, not for them."""
+        return self.isa == "avx2" and self.layout.bits == 4 and self.rows > 2
+
+    @property
+    def passes(self) -> list[range]:
+        """The rows that go over a tile together: with six or more, sums and chains need more than the 16 registers."""
+        if not self.ordered or self.rows < 6:
+            return [range(self.rows)]
+        half = (self.rows + 1) // 2
+        return [range(half), range(half, self.rows)]
 
     @property
     def exact_signed(self) -> bool:
@@ -191,14 +209,24 @@ class _Emitter:
             total = self.b.add(total, self.b.mul(weight, code))
         return total
 
+    def ordered_dots(
+        self, record: ir.Value, codes: ir.Value, first: int, last: int
+    ) -> list[ir.Value]:
+        """AVX2, codes of four bits: all pairs of a block can be summed in int16."""
+        start, rows = self.at(record, 32 * self.part.start), len(self.part)
+        pairs = pair_sums(self.b, codes, start, rows, first, last)
+        return [self.sum_of_pairs(pair) for pair in pairs]
+
+    def sum_of_pairs(self, pairs: ir.Value) -> ir.Value:
+        ones = constant_vector(I16, 2 * self.lanes, 1)
+        return call_llvm(self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [pairs, ones])
+
     def pair_dots(
         self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
     ) -> list[ir.Value]:
         """AVX2, codes of at most 6 bits: pairs summed in int16, widened before they could overflow."""
-        top = {"Q2_K": 3, "Q3_K": 7}.get(self.layout.name, (1 << self.layout.bits) - 1)
-        limit = 32767 // (2 * top * 127)
+        limit = 32767 // (2 * ((1 << self.layout.bits) - 1) * 127)
         wide = vector(I16, 2 * self.lanes)
-        ones = constant_vector(I16, 2 * self.lanes, 1)
         totals: list[ir.Value] = []
         for start in range(first, last, limit):
             narrow: list[ir.Value] = []
@@ -213,10 +241,7 @@ class _Emitter:
                         narrow.append(pair)
                     else:
                         narrow[row] = self.b.add(narrow[row], pair)
-            parts = [
-                call_llvm(self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [n, ones])
-                for n in narrow
-            ]
+            parts = [self.sum_of_pairs(n) for n in narrow]
             totals = (
                 parts
                 if not totals
@@ -228,7 +253,6 @@ class _Emitter:
         self, record: ir.Value, codes_at: Callable[[int], ir.Value], first: int, last: int
     ) -> list[ir.Value]:
         """AVX2, 8-bit weights: |w| times the activation with the sign of w; a pair is at most 128 * 127 * 2."""
-        ones = constant_vector(I16, 2 * self.lanes, 1)
         bytes_ = vector(I8, 4 * self.lanes)
         flip = constant_vector(I8, 4 * self.lanes, -128)
         totals: list[ir.Value] = [constant_vector(I32, self.lanes, 0)] * self.rows
@@ -241,10 +265,7 @@ class _Emitter:
                 pair = call_llvm(
                     self.b, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 2 * self.lanes), [size, signed]
                 )
-                part = call_llvm(
-                    self.b, "llvm.x86.avx2.pmadd.wd", vector(I32, self.lanes), [pair, ones]
-                )
-                totals[row] = self.b.add(totals[row], part)
+                totals[row] = self.b.add(totals[row], self.sum_of_pairs(pair))
         return totals
 
     # -- one block of 32 columns
@@ -252,24 +273,24 @@ class _Emitter:
     def block(
         self, header: ir.Value, sub: ir.Value, codes: ir.Value, record: ir.Value, chains: list[Any]
     ) -> None:
-        """Add one block to every row's chain. `sub`: index of the block in its scale record."""
+        """Add one block to the chains of the pass. `sub`: index of the block in its scale record."""
         layout = self.layout
-        self.prefetch(codes)
-        scale = self.widen(header, F16)
-        minimum = self.widen(self.at(header, 2 * self.lanes), F16) if layout.minimum else None
-        codes_at = self.weight_codes(codes)
+        if self.part.start == 0:
+            self.prefetch(codes)
         per_block = 32 // layout.group
         size = 8 // per_block
-        dots = [
-            self.group_dots(record, codes_at, g * size, (g + 1) * size) for g in range(per_block)
-        ]
+        dots = [self.group_dots(record, codes, g * size, (g + 1) * size) for g in range(per_block)]
+        # Only after the dot products, which leave no register for them.
+        scale = self.widen(header, F16)
+        minimum = self.widen(self.at(header, 2 * self.lanes), F16) if layout.minimum else None
         scales, minima = self.group_scales(header, sub, per_block, minimum)
         if len(scales) == 1:
             scale = self.b.fmul(scale, scales[0])
-        for row, chain in enumerate(chains):
-            value = self.b.sitofp(dots[0][row], self.floats)
+        for place, row in enumerate(self.part):
+            chain = chains[row]
+            value = self.b.sitofp(dots[0][place], self.floats)
             if len(scales) == 2:
-                second = self.b.sitofp(dots[1][row], self.floats)
+                second = self.b.sitofp(dots[1][place], self.floats)
                 value = fma_value(self.b, second, scales[1], self.b.fmul(value, scales[0]))
             step = self.b.fmul(scale, self.row_scalar(record, 32, row, F32))
             total = fma_value(self.b, value, step, self.b.load(chain))
@@ -309,7 +330,8 @@ class _Emitter:
     def prefetch(self, codes: ir.Value) -> None:
         """Ask for the stream ahead: measured gains at every width, with AVX2 and with VNNI (docs/LOG.md)."""
         per_block = self.layout.record_bytes(self.lanes) // self.layout.blocks
-        ahead, locality = _PREFETCH[self.isa]
+        by_rows, others, locality = _PREFETCH[self.isa]
+        ahead = by_rows.get(self.rows, others)
         locality = 3 if self.reuse else locality
         for line in range(0, per_block, 64):
             prefetch_value(self.b, self.at(codes, ahead + line), locality)
@@ -383,7 +405,11 @@ class _Emitter:
             for chain in chains:
                 b.store(constant_vector(F32, self.lanes, 0.0), chain)
             tile = b.add(weight, b.mul(loop.index, size))
-            (self.float_tile if layout.floats else self.quantised_tile)(tile, panel, blocks, chains)
+            for rows in self.passes:
+                self.part = rows
+                (self.float_tile if layout.floats else self.quantised_tile)(
+                    tile, panel, blocks, chains
+                )
             target = b.add(out, b.mul(loop.index, self.i64(4 * self.lanes)))
             with b.if_else(b.icmp_signed("!=", add, self.i64(0))) as (adding, writing):
                 with adding:
