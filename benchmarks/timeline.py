@@ -1,6 +1,9 @@
 """Where the time of a pass goes on the CPU, phase by phase: every job of a tape is clocked in the thread that runs it.
 
     python benchmarks/timeline.py MODEL.gguf --rows 1 2 3 4 --position 100
+    python benchmarks/timeline.py MODEL.gguf --rows 3 --draft DRAFT.gguf --depths 1 2 3
+
+With a draft also its context rows and its blocks, each after a pass of the target of that many rows.
 
 Microseconds of a pass (medians of `--passes`), summed over the layers: what a thread spends in prologues, in chunks,
 between the end of the phase before and its first job ("late"), and waiting for the other ("wait"); these four add up to
@@ -10,10 +13,11 @@ reads of a counter a job, some 2 % of a pass.
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import numba
 import numpy as np
 from numba import types
 
@@ -21,10 +25,14 @@ from sparkinfer.backend.base import aligned
 from sparkinfer.backend.compiled import job
 from sparkinfer.backend.cpu import CpuRecorder, CpuTape, Job
 from sparkinfer.backend.simd import I64, _make, call_job, call_llvm, load_i64, store_i64
-from sparkinfer.models import load_target
+from sparkinfer.dflash.draft import load_draft
+from sparkinfer.models import Target, load_target
+from sparkinfer.state import Sequence
 
 ENTRY, HEAD = 32, 64  # bytes of a record; of its thread's counter
 ROOM = 1 << 15  # records a thread
+WORDS = list(range(1000, 1016))  # a window's tokens
+Run = Callable[[], None]
 
 
 @_make(types.int64)
@@ -61,6 +69,7 @@ class Clock:
         self.log = aligned(self.stride * self.threads).view(np.int64)
 
     def wrap(self, of: Job, number: int) -> Job:
+        """`of` with a clock."""
         arguments = np.array([*of.args, 0], np.int64)
         self.keep.append(arguments)
         args = (
@@ -85,7 +94,9 @@ def weight_bytes(of: Job) -> int:
         return args[1] * args[8]
     if of.kernel.name == "gated_job":
         return args[10] * (args[14] * args[18] + args[20] * args[24])
-    if of.kernel.name == "piece_job" and args[0]:
+    if (
+        of.kernel.name == "piece_job" and len(args) == 9 and args[0]
+    ):  # of `argmax`, with its product
         inner = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_int64 * 10).from_address(args[0]))
         return int(inner[1] * inner[8])
     return 0
@@ -154,22 +165,86 @@ def table(clock: Clock, parts: np.ndarray, rate: float) -> str:
 
 
 def counts_a_microsecond() -> float:
+    """The counter's rate."""
+    cycles_now()
     at, start = cycles_now(), time.perf_counter()
     time.sleep(0.2)
     return (cycles_now() - at) / (time.perf_counter() - start) / 1e6
 
 
+@numba.njit
 def cycles_now() -> int:
-    import numba
-
-    global _now
-    if _now is None:
-        _now = numba.njit(lambda: cycles())
-        _now()
-    return int(_now())
+    return cycles()
 
 
-_now = None
+def show(title: str, clock: Clock, threads: int, passes: int, rate: float, run: Run) -> None:
+    """Print the table of `run`, which replays a clocked tape and gives its records by `clock.take`."""
+    found = []
+    for _ in range(passes):
+        run()
+        found.append(split(clock.take(), len(clock.names)))
+    whole = np.array([p.sum(axis=(0, 2))[0] for p in found])
+    middle = np.argsort(whole)[len(whole) // 4 : 3 * len(whole) // 4 + 1]
+    print(f"\n{title}")
+    print(table(clock, np.mean([found[i] for i in middle], axis=0), rate), flush=True)
+
+
+def target_passes(args: argparse.Namespace, target: Target, state: Sequence, rate: float) -> None:
+    """Passes of several rows at the end of `state`."""
+    for rows in args.rows:
+        clock = Clock(args.threads)
+        window = WORDS[:rows]
+
+        def run(window: list[int] = window) -> None:
+            target.forward(state, window, rows="all", verify=True)
+
+        run()
+        bare = []
+        for _ in range(args.passes):
+            start = time.perf_counter()
+            run()
+            bare.append(time.perf_counter() - start)
+        target._tapes.clear()
+        with clocked(clock):
+            run()
+        clock.take()
+        title = f"{rows} rows: {np.median(bare) * 1e6:.0f} us not clocked"
+        show(title, clock, args.threads, args.passes, rate, run)
+        target._tapes.clear()
+
+
+def draft_passes(args: argparse.Namespace, target: Target, state: Sequence, rate: float) -> None:
+    """Context rows and blocks of the draft, with a pass of the target before each."""
+    draft = load_draft(args.draft, target)
+    draft.assume(args.position)
+    tapes = draft.tapes
+    for rows in args.rows:
+        tapes.intake.send(draft._words(rows))
+        clock = Clock(args.threads)
+        tapes._contexts.clear()
+        with clocked(clock):
+            tape = tapes.context(rows)
+
+        def run(tape: CpuTape = tape, clock: Clock = clock, rows: int = rows) -> None:
+            target.forward(state, WORDS[:rows], rows="all", verify=True)
+            clock.take()
+            tape.replay()
+
+        show(f"{rows} context rows", clock, args.threads, args.passes, rate, run)
+    for depth in args.depths:
+        draft.propose(WORDS[0], depth)
+        tapes._blocks.clear()
+        clock = Clock(args.threads)
+        with clocked(clock):
+            draft.propose(WORDS[0], depth)
+
+        def run(depth: int = depth, clock: Clock = clock) -> None:
+            target.forward(state, WORDS[: args.rows[-1]], rows="all", verify=True)
+            clock.take()
+            draft.propose(WORDS[0], depth)
+
+        show(f"a block of depth {depth}", clock, args.threads, args.passes, rate, run)
+        tapes._blocks.clear()
 
 
 def main() -> None:
@@ -181,35 +256,15 @@ def main() -> None:
     parser.add_argument("--position", type=int, default=100)
     parser.add_argument("--passes", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--draft")
+    parser.add_argument("--depths", nargs="+", type=int, default=[1, 2, 3])
     args = parser.parse_args()
     target = load_target(args.model, context=1024, threads=args.threads)
     rng = np.random.default_rng(1)
-    tokens = rng.integers(100, target.config.n_vocab, args.position + 16).tolist()
     state = target.new_state()
-    target.forward(state, tokens[: args.position])
-    rate = counts_a_microsecond()
-    for rows in args.rows:
-        clock = Clock(args.threads)
-        window = tokens[args.position : args.position + rows]
-        target._tapes.clear()
-        target.forward(state, window, rows="all", verify=True)
-        bare = []
-        for _ in range(args.passes):
-            start = time.perf_counter()
-            target.forward(state, window, rows="all", verify=True)
-            bare.append(time.perf_counter() - start)
-        target._tapes.clear()
-        with clocked(clock):
-            target.forward(state, window, rows="all", verify=True)
-        clock.take()
-        found = []
-        for _ in range(args.passes):
-            target.forward(state, window, rows="all", verify=True)
-            found.append(split(clock.take(), len(clock.names)))
-        whole = np.array([p.sum(axis=(0, 2))[0] for p in found])
-        middle = np.argsort(whole)[len(whole) // 4 : 3 * len(whole) // 4]
-        print(f"\n{rows} rows: {np.median(bare) * 1e6:.0f} us not clocked")
-        print(table(clock, np.mean([found[i] for i in middle], axis=0), rate))
+    target.forward(state, rng.integers(100, target.config.n_vocab, args.position).tolist())
+    passes = draft_passes if args.draft else target_passes
+    passes(args, target, state, counts_a_microsecond())
     target.close()
 
 
