@@ -94,10 +94,8 @@ class Match:
 
     def __call__(self, index: int, row: Row) -> bool:
         choice = self._sampler.choose(row, self._history)
-        return self._take(index, choice, index < len(self.drafts) and self._is(index, choice))
-
-    def _is(self, index: int, choice: Choice) -> bool:
-        return choice.token == self.drafts[index]
+        accepted = index < len(self.drafts) and choice.token == self.drafts[index]
+        return self._take(index, choice, accepted)
 
     def _take(self, index: int, choice: Choice, accepted: bool) -> bool:
         """Note a choice; nothing comes after a rejected draft, the bonus token or an ending one."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
 from sparkinfer.backend.compiled import CUBE, MATRIX, VECTOR, inner, routine
 
@@ -183,7 +182,7 @@ class Acceptance:
         self._mixture[_UNIT] = 1.0
         self._expected = np.zeros(self.slots + 1)
         self.tokens: list[float] = []  # that a step with so many drafted slots yields
-        self._learn()
+        self._estimate()
 
     def observe(
         self, drafted: int, accepted: int, since: int = 0, beyond: Sequence[float] = ()
@@ -200,7 +199,12 @@ class Acceptance:
         self.steps += 1
         new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
         more = np.array(beyond) if beyond else _NOTHING
-        self._learn(_EVIDENCE, 1.0, since, accepted, judged, more, new)
+        _learn.call(
+            self._slots, self._mixture, self._expected,
+            _EVIDENCE, 1.0, since, accepted, judged, more, new,
+        )  # fmt: skip
+        if new:
+            self.tokens = self._expected.tolist()
         for slot in range(judged):
             self.reached[slot] += 1
         for slot in range(accepted):
@@ -218,7 +222,7 @@ class Acceptance:
                 slots[_REACHED, slot] += reached
                 reached *= max(rate, _HOPED)
                 slots[_KEPT, slot] += reached
-        self._learn()
+        self._estimate()
 
     @property
     def settled(self) -> bool:
@@ -227,7 +231,7 @@ class Acceptance:
 
     def soften(self) -> None:
         """Another request begins: what was seen lately counts little, the rest and the preferred memory less."""
-        self._learn(0.5, _REQUEST)
+        self._estimate(0.5, _REQUEST)
 
     def expected(self, depth: int) -> float:
         """Tokens that a step with `depth` drafted slots yields: 1 + its chances to get through each slot."""
@@ -254,18 +258,9 @@ class Acceptance:
             },
         }
 
-    def _learn(
-        self,
-        right: float = 1.0,
-        steps: float = 0.0,
-        since: int = 0,
-        accepted: int = 0,
-        judged: int = 0,
-        beyond: NDArray[np.float64] = _NOTHING,
-        anew: bool = True,
-    ) -> None:
+    def _estimate(self, right: float = 1.0, steps: float = 0.0) -> None:
+        """Make the estimates anew, after forgetting `steps` and all but `right` of how well memories predicted."""
         _learn.call(
-            self._slots, self._mixture, self._expected, right, steps, since, accepted, judged, beyond, anew
-        )  # fmt: skip
-        if anew:
-            self.tokens = self._expected.tolist()
+            self._slots, self._mixture, self._expected, right, steps, 0.0, 0, 0, _NOTHING, True
+        )
+        self.tokens = self._expected.tolist()

@@ -63,7 +63,7 @@ class BlockDraft:
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
         self.prior = config.prior
-        self._plan = dict(plan)
+        self._plan, self._columns = dict(plan), len(config.taps) * config.n_embd
         self._rows, self._backend = rows, backend
         scale = config.embedding_scale
         self._mask = None if mask is None else mask * np.float32(scale)
@@ -104,32 +104,35 @@ class BlockDraft:
 
     def extend(self, tokens: Sequence[int], features: Features) -> None:
         """Raises RequestError for features of another shape, too many rows or no room."""
-        wanted = (len(tokens), len(self.taps) * self.config.n_embd)
-        if features.shape != wanted:
-            raise RequestError(f"features are {features.shape}, expected {wanted}")
-        if len(tokens) > self._backend.chunk:
+        count, rows, backend = len(tokens), self._rows, self._backend
+        if features.shape != (count, self._columns):
+            raise RequestError(f"features are {features.shape}, expected {(count, self._columns)}")
+        if count > backend.chunk:
+            raise RequestError(f"{count} context rows at once, accepted are {backend.chunk}")
+        if rows.length + count > rows.context:
             raise RequestError(
-                f"{len(tokens)} context rows at once, accepted are {self._backend.chunk}"
+                f"{count} more tokens after {rows.length} exceed the draft's context of {rows.context}"
             )
-        if self.length + len(tokens) > self._rows.context:
-            raise RequestError(
-                f"{len(tokens)} more tokens after {self.length} exceed the draft's context of {self._rows.context}"
-            )
-        done = 0
-        for count in pieces(len(tokens), self._backend):
-            if self._backend.on_host:
-                self._backend.wait()
-            self._rows.make_room(count)
-            piece = features[done : done + count]
-            there = self._tapped(piece)
-            if not there:
-                self.tapes.features.f32.array[:count] = piece
-            self.tapes.intake.send(self._words(count))
-            self.tapes.context(count, tapped=there).start()
-            self._rows.append(tokens[done : done + count])
-            done += count
+        if 0 < count <= MAX_WIDTH:
+            self._extend(tokens, features)
+        else:
+            done = 0
+            for size in pieces(count, backend):
+                self._extend(tokens[done : done + size], features[done : done + size])
+                done += size
         if self._occurring is not None:
             self._occurring.saw(tokens)
+
+    def _extend(self, tokens: Sequence[int], features: Features) -> None:
+        count, there = len(tokens), self._tapped(features)
+        if self._backend.on_host:
+            self._backend.wait()
+        self._rows.make_room(count)
+        if not there:
+            self.tapes.features.f32.array[:count] = features
+        self.tapes.intake.send(self._words(count))
+        self.tapes.context(count, tapped=there).start()
+        self._rows.append(tokens)
 
     def propose(self, anchor: int, depth: int) -> Proposals:
         """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""

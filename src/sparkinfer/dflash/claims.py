@@ -89,12 +89,15 @@ class Calibration:
             self.lines[depth].assume(means, _ASSUMED)
             self._used[depth:] = [self.lines[depth]] * (DEPTHS - depth)
 
-    def worth(self, slot: int, claim: float) -> float:
-        """Probability that the target keeps the token of a slot it reaches."""
-        depth = slot if slot < DEPTHS else DEPTHS - 1
-        place = depth * _BINS + (int(claim * _BINS) if claim < 1.0 else _BINS - 1)
-        rate = self._used[depth].at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
-        return _MOST if rate > _MOST else _LEAST if rate < _LEAST else rate
+    def worths(self, claims: Sequence[float], first: int = 0) -> list[float]:
+        """Probabilities that the target keeps the tokens of the slots from `first` on, each if it reaches it."""
+        found = []
+        for slot in range(first, len(claims)):
+            claim, depth = claims[slot], slot if slot < DEPTHS else DEPTHS - 1
+            place = depth * _BINS + (int(claim * _BINS) if claim < 1.0 else _BINS - 1)
+            rate = self._used[depth].at(claim) + self.surplus[place] / (self.seen[place] + _PRIOR)
+            found.append(_MOST if rate > _MOST else _LEAST if rate < _LEAST else rate)
+        return found
 
     def observe(self, claims: Sequence[float], accepted: int, judged: int) -> None:
         """The first `judged` claims were judged, `accepted` of them kept."""

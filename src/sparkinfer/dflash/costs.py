@@ -32,8 +32,8 @@ class Observed(NamedTuple):
 
     `drafted` counts the tokens that were judged, or would have been if none before them had been rejected;
     `accepted` those that were kept. `length` is the context at the step's start; `parts` splits `seconds`
-    (draft, target, sample, commit). `asked`: rows decided on before drafting, if the window was cut to `width` (0: it
-    was not). `claims`: the draft's probabilities of its tokens from slot 0 on, as far as they were asked for.
+    (plan, draft, target, sample, commit). `asked`: rows decided on before drafting, if the window was cut to `width`
+    (0: it was not). `claims`: the draft's probabilities of its tokens from slot 0 on, as far as they were asked for.
     """
 
     width: int

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
-from math import inf
+from math import inf, prod
 from typing import Any, NamedTuple
 
 from sparkinfer.dflash.acceptance import Acceptance
@@ -282,7 +282,7 @@ class Learner:
 
     def _observe_drafted(self, step: Observed) -> None:
         self._settle_plain()
-        if step.claims:
+        if len(step.claims) > len(self._worth):
             self._look(step.claims)
         price = self._price(step)
         waits = price is not None and len(self._drafted) + 1 < _BATCH
@@ -365,7 +365,6 @@ class Learner:
 
     def _look(self, claims: Sequence[float]) -> None:
         """Note what further claims are worth."""
-        for slot in range(len(self._worth), len(claims)):
-            worth = self.calibration.worth(slot, claims[slot])
-            self._worth.append(worth)
-            self._reach *= worth
+        further = self.calibration.worths(claims, len(self._worth))
+        self._worth += further
+        self._reach *= prod(further)

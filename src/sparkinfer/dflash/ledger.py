@@ -74,7 +74,9 @@ class Ledger:
         self._open = True
 
     def _credit(self, tokens: int) -> None:
-        early = min(tokens, max(0, EARLY - self.tokens))
+        early = tokens
+        if self.tokens + tokens > EARLY:
+            early = max(0, EARLY - self.tokens)
         late = tokens + (tokens - early) * GROWTH[1]
         self.balance += self.scale * (late + early * self._early)
         self.saved += self.scale * (late + early * GROWTH[0])

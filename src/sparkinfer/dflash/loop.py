@@ -80,6 +80,7 @@ class _Step:
     judged: int = 0
     claims: Sequence[float] = ()
     given: int = 0  # rows that the draft has got already
+    planning: float = 0.0  # seconds of this step's choice and of learning from the step before
 
 
 class DFlashDecoder:
@@ -116,6 +117,7 @@ class DFlashDecoder:
         self._why = ""
         self._seen = False  # the draft at work, in any request
         self._expected = 1.0
+        self._learning = 0.0  # seconds of the last look at a step
         self._tokens: list[int] = []  # whose features wait, in the first rows of `_features`
         self._features: Features | None = None
 
@@ -177,16 +179,17 @@ class DFlashDecoder:
             row, self._first = self._first, None
             return self._single(_Step([]), row, perf_counter())
         self.target.set_taps(self.draft.taps)  # another user of the target may have changed them
-        length = self._state.length
+        started, length = perf_counter(), self._state.length
         decision = self.policy.choose(length, min(limit, self._state.context - length))
         if limit > 1 or not self._why:  # the last token's step says nothing about the draft
             self._why = decision.why
         step = _Step([], decision.width, path=AR_PATH, length=length)
+        computing = perf_counter()
         if decision.width > 1:
+            step.planning = computing - started + self._learning
             return self._speculate(step, decision)
-        started = perf_counter()
         row = picked(self.target, self.target.forward(self._state, self._history.output[-1:]))[0]
-        return self._single(step, row, started)
+        return self._single(step, row, computing)
 
     def commit(self, count: int) -> None:
         """Keep the first `count` tokens; state, history and the draft's context forget the others."""
@@ -201,8 +204,10 @@ class DFlashDecoder:
             self.draft.begin(self._state.tokens)
         elif not step.given:
             self._tokens = self._tokens[: len(self._tokens) - len(step.window) + count]
-        step.seconds["commit"] = perf_counter() - started
+        committed = perf_counter()
+        step.seconds["commit"] = committed - started
         self._observe(step, count)
+        self._learning = perf_counter() - committed
 
     def report(self) -> SpeculationReport:
         """What speculation did since `begin`."""
@@ -292,14 +297,19 @@ class DFlashDecoder:
         step.choices, step.path = judge.choices, verified.path
         step.drafted, step.accepted, step.judged = len(judge.drafts), judge.accepted, judge.judged
         step.window = step.window[: verified.rows]
-        verifying = perf_counter() - drafted - judging
-        step.seconds = {"draft": drafted - started, "target": verifying, "sample": judging}
+        judged = perf_counter()
         if self._asynchronous and isinstance(step.verify, Batched):
             # The draft's rows are computed while the host goes on; no forward comes before the commit.
             step.given = len(step.choices)
             self.draft.extend(step.window[: step.given], verified.features[: step.given])
         else:
             self._keep(step.window, verified.features)
+        step.seconds = {
+            "plan": step.planning,
+            "draft": drafted - started + perf_counter() - judged,
+            "target": judged - drafted - judging,
+            "sample": judging,
+        }
         return self._result(step, rows=verified.rows, mode=verified.mode)
 
     def _plain_row(self, window: Sequence[int], judge: Judge) -> Verified:

@@ -135,8 +135,10 @@ class Auto(Learner):
             gain = length - self.length - self.paid
             if self._probing:
                 self._failed = 0 if gain >= 0.0 else self._failed + 1
-                self._purse += min(gain, 0.0)
-            self._purse = min(self._purse + _PURSE_SHARE * max(gain, 0.0), _PURSE[1])
+            if gain > 0.0:
+                self._purse = min(self._purse + _PURSE_SHARE * gain, _PURSE[1])
+            elif self._probing:
+                self._purse += gain
         self._probing = False
 
 
