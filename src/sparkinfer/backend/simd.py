@@ -75,14 +75,12 @@ def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.V
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
-def prefetch_value(
-    builder: ir.IRBuilder, address: ir.Value, locality: int, *, write: bool = False
-) -> None:
+def prefetch_value(builder: ir.IRBuilder, address: ir.Value, locality: int) -> None:
     """Ask for the line at `address`, which may lie anywhere. `locality`: 3 keeps it, 0 expects no second use."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [pointer, *(ir.Constant(I32, v) for v in (int(write), locality, 1))])
+    builder.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, locality, 1))])
 
 
 def same_address(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -232,12 +230,6 @@ def store_half(builder: Any, address: Any, value: Any) -> None:
 def prefetch(builder: Any, address: Any) -> None:
     """Ask for the line at `address`, to be read soon."""
     prefetch_value(builder, address, 3)
-
-
-@_make(_void, _i64)
-def prefetch_write(builder: Any, address: Any) -> None:
-    """Ask for the line at `address`, to be written soon."""
-    prefetch_value(builder, address, 3, write=True)
 
 
 @_make(f32x16, f32x16, f32x16, f32x16)
