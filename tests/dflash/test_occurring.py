@@ -95,6 +95,14 @@ def test_a_chain_uses_what_the_new_token_adds(tmp_path: Path) -> None:
     assert len(seen & set(WAITING.tolist())) > ROOM
 
 
+def test_tokens_of_a_kept_state_count_too(tmp_path: Path) -> None:
+    """The target may hold the beginning of a text that this draft gets no rows of."""
+    draft = loaded(tmp_path, ACTIVE, own=True, markov=False, kind="int8")
+    assert draft.propose(7, 1).row(0, 7)[WAITING[60]] == LEAST
+    draft.begin(WAITING[60:62].tolist())
+    assert draft.propose(7, 1).row(0, 7)[WAITING[60]] > LEAST
+
+
 def test_active_tokens_must_be_in_the_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(
         ShapeError, match="91 of its tokens can always be proposed, expected 0 to 90"

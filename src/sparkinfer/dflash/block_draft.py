@@ -101,6 +101,8 @@ class BlockDraft:
                 f"{len(tokens)} tokens exceed the draft's context of {self._rows.context}"
             )
         self._rows.begin(tokens)
+        if self._occurring is not None:
+            self._occurring.saw(tokens)
 
     def extend(self, tokens: Sequence[int], features: Features) -> None:
         """Raises RequestError for features of another shape, too many rows or no room."""
