@@ -28,6 +28,30 @@ def picked(target: Any, rows: Any) -> Any:
     return rows if found is None else found(rows)
 
 
+def best_rows(target: Any, state: Any, tokens: Sequence[int], **how: Any) -> Any:
+    """The rows of a forward for a choice that needs little but each row's largest logit, where the target knows less
+    work for that (`sparkinfer.models.Target.best`).
+    """
+    best = getattr(target, "best", None)
+    if best is not None:
+        return best(state, tokens, **how)
+    return picked(target, target.forward(state, tokens, **how))
+
+
+class Reader:
+    """Runs a target for whoever chooses tokens from its rows; `sampler` is whose they are, None for a greedy one."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self.sampler: Sampler | None = None
+
+    def __call__(self, state: Any, tokens: Sequence[int], **how: Any) -> Any:
+        """The rows of a forward."""
+        if self.sampler is None or self.sampler.largest_is_enough:
+            return best_rows(self._target, state, tokens, **how)
+        return picked(self._target, self._target.forward(state, tokens, **how))
+
+
 class SequenceLike(Protocol):
     """What decoding needs of a target's state (`sparkinfer.state.Sequence`)."""
 
@@ -158,7 +182,7 @@ class AutoregressiveDecoder:
     name = AR_PATH
 
     def __init__(self, target: TargetLike) -> None:
-        self._target = target
+        self._target, self._read = target, Reader(target)
         self._mode = str(target.plan.get("mode", ""))
         self._state: SequenceLike
         self._sampler: Sampler
@@ -176,6 +200,7 @@ class AutoregressiveDecoder:
         """Prefill the rest of the prompt; its last row gives the first token."""
         self._target.set_taps(())
         self._state, self._sampler, self._history = state, sampler, history
+        self._read.sampler = sampler
         self._first = self._target.prefill(state, tokens, progress)
 
     def step(self, limit: int) -> StepResult:
@@ -186,9 +211,8 @@ class AutoregressiveDecoder:
         path, mode, rows = PREFILL_PATH, "", 0
         if row is None:
             path, mode, rows = AR_PATH, self._mode, 1
-            row = picked(
-                self._target, self._target.forward(self._state, self._history.output[-1:])
-            )[0]
+            last = self._history.output[-1:]
+            row = self._read(self._state, last)[0]
         computed = perf_counter()
         choice = self._sampler.choose(row, self._history)
         self._history.push(choice.token)

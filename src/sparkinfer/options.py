@@ -93,6 +93,13 @@ OPTIONS: tuple[Option, ...] = (
         choices=("int8", "f32"),
     ),
     Option(
+        "head_screen",
+        bool,
+        True,
+        ("--head-screen/--no-head-screen",),
+        "Find greedy decoding's largest logit with a 4-bit copy of a head of 6 bits and more (CPU): the same tokens.",
+    ),
+    Option(
         "isa",
         str,
         "auto",

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from sparkinfer.bench.workloads import Workload, random_tokens
+from sparkinfer.decoding import best_rows
 from sparkinfer.errors import OptionError
 
 Report = Callable[[str, int, int], None]  # label, rounds done, rounds
@@ -126,9 +127,9 @@ def _run_once(
         target.forward(state, window)
     elif workload.kind == "decode":
         for token in window:
-            target.forward(state, [token])
+            best_rows(target, state, [token])
     else:
-        target.forward(state, window, rows="all", verify=True)
+        best_rows(target, state, window, rows="all", verify=True)
     return perf_counter() - start
 
 

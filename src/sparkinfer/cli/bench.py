@@ -19,6 +19,7 @@ _SPEC = "Speculation"
         "threads",
         "context",
         "activations",
+        "head_screen",
         "isa",
         "device",
         "cache_dir",

@@ -28,7 +28,16 @@ A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."
 
 @verb(
     RequestFlags(),
-    ProcessFlags("threads", "context", "activations", "isa", "device", "cache_dir", *SPECULATION),
+    ProcessFlags(
+        "threads",
+        "context",
+        "activations",
+        "head_screen",
+        "isa",
+        "device",
+        "cache_dir",
+        *SPECULATION,
+    ),
 )
 def command(
     *,

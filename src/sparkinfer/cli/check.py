@@ -25,6 +25,7 @@ _SHOWN = 10  # differences
         "threads",
         "context",
         "activations",
+        "head_screen",
         "isa",
         "device",
         "cache_dir",

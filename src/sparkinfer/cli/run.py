@@ -29,7 +29,16 @@ NO_MODEL = (
 
 @verb(
     RequestFlags(),
-    ProcessFlags("threads", "context", "activations", "isa", "device", "cache_dir", *SPECULATION),
+    ProcessFlags(
+        "threads",
+        "context",
+        "activations",
+        "head_screen",
+        "isa",
+        "device",
+        "cache_dir",
+        *SPECULATION,
+    ),
 )
 def command(
     *,

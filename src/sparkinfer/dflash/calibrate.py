@@ -13,6 +13,7 @@ from statistics import fmean
 from time import perf_counter
 from typing import Any, Protocol
 
+from sparkinfer.decoding import best_rows
 from sparkinfer.dflash.base import Draft
 from sparkinfer.dflash.costs import (
     Cost,
@@ -328,7 +329,7 @@ class _Bench:
         return [(index * _STRIDE) % vocabulary for index in range(first, first + count)]
 
     def _plain(self) -> None:
-        self.target.forward(self.state, self._tokens(1))
+        best_rows(self.target, self.state, self._tokens(1))
 
     def _verify(self, path: VerifyPath, width: int) -> Callable[[], None]:
         def run() -> None:

@@ -14,7 +14,6 @@ from sparkinfer.decoding import (
     SpeculationReport,
     StepResult,
     TargetLike,
-    picked,
 )
 from sparkinfer.dflash.accept import RULES, Match
 from sparkinfer.dflash.base import Chosen, Draft, Features, Row
@@ -154,6 +153,7 @@ class DFlashDecoder:
         """Prefill the rest of the prompt and give its features to the draft chunk by chunk."""
         self._flush()  # of the request before: this one may continue it
         self._state, self._sampler, self._history = state, sampler, history
+        self.paths.read.sampler = sampler
         self._first, self._counts, self._why = None, _Counts(), ""
         self.paths.refusals.clear()
         self.target.set_taps(self.draft.taps)
@@ -188,7 +188,7 @@ class DFlashDecoder:
         if decision.width > 1:
             step.planning = computing - started + self._learning
             return self._speculate(step, decision)
-        row = picked(self.target, self.target.forward(self._state, self._history.output[-1:]))[0]
+        row = self.paths.read(self._state, self._history.output[-1:])[0]
         return self._single(step, row, computing)
 
     def commit(self, count: int) -> None:
@@ -314,7 +314,7 @@ class DFlashDecoder:
 
     def _plain_row(self, window: Sequence[int], judge: Judge) -> Verified:
         """Of a window that was cut to its anchor: a plain step."""
-        judge(0, picked(self.target, self.target.forward(self._state, window))[0])
+        judge(0, self.paths.read(self._state, window)[0])
         return Verified(AR_PATH, self._mode, 1, self.target.tapped(1))
 
     def _result(self, step: _Step, *, rows: int, mode: str | None = None) -> StepResult:

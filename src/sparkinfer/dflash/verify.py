@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from sparkinfer.decoding import picked
+from sparkinfer.decoding import Reader
 from sparkinfer.dflash.base import Features, Row
 
 COMPACT_MAX_ROWS = 4
@@ -60,8 +60,11 @@ class VerifyPath(Protocol):
 class Batched:
     """All rows in one forward that records what a commit needs: `compact` and `window`."""
 
-    def __init__(self, name: str, target: VerifyTarget, most: int, off: str | None = None) -> None:
+    def __init__(
+        self, name: str, target: VerifyTarget, most: int, off: str | None, read: Reader
+    ) -> None:
         self.name, self._target, self._most, self._off = name, target, most, off
+        self._read = read
         self._mode = str(target.plan.get("mode", ""))
 
     def refusal(self, width: int) -> str | None:
@@ -70,7 +73,7 @@ class Batched:
         return f"{width} rows, at most {self._most}" if width > self._most else None
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
-        rows = picked(self._target, self._target.forward(state, window, rows="all", verify=True))
+        rows = self._read(state, window, rows="all", verify=True)
         return self.judged(rows, judge)
 
     def judged(self, rows: Any, judge: Judge) -> Verified:
@@ -89,8 +92,8 @@ class _Advancing:
 
     name: str
 
-    def __init__(self, target: VerifyTarget) -> None:
-        self._target = target
+    def __init__(self, target: VerifyTarget, read: Reader) -> None:
+        self._target, self._read = target, read
         self._mode = str(target.plan.get("mode", ""))
         self._head: Any = None
         self._window: list[int] = []
@@ -123,7 +126,7 @@ class TokenLoop(_Advancing):
         self._start(state, window)
         features = self._target.feature_rows(len(window))
         for index, token in enumerate(window):
-            row = picked(self._target, self._target.forward(state, [token]))[0]
+            row = self._read(state, [token])[0]
             features[index : index + 1] = self._target.tapped(1)
             self._advanced += 1
             if not judge(index, row):
@@ -136,8 +139,8 @@ class Block(_Advancing):
 
     name = "block"
 
-    def __init__(self, target: VerifyTarget, off: str | None = None) -> None:
-        super().__init__(target)
+    def __init__(self, target: VerifyTarget, off: str | None, read: Reader) -> None:
+        super().__init__(target, read)
         self._off = off
 
     def refusal(self, width: int) -> str | None:
@@ -145,7 +148,7 @@ class Block(_Advancing):
 
     def run(self, state: Any, window: Sequence[int], judge: Judge) -> Verified:
         self._start(state, window)
-        rows = picked(self._target, self._target.forward(state, window, rows="all"))
+        rows = self._read(state, window, rows="all")
         self._advanced = len(window)
         for index, row in enumerate(rows):
             if not judge(index, row):
@@ -160,12 +163,13 @@ class Paths:
         """`rows` False leaves wide windows to the token loop; `compact` 0 switches that path off."""
         wide = None if rows else "row-batched windows are switched off (dflash_rows)"
         small = None if compact else "switched off (dflash_compact_verify)"
+        self.read = Reader(target)  # of whoever judges the windows
         compact_rows = min(COMPACT_MAX_ROWS, target.max_width)
         order: list[VerifyPath] = [
-            Batched("compact", target, compact_rows, small),
-            Batched("window", target, target.max_width, wide),
-            Block(target, wide),
-            TokenLoop(target),
+            Batched("compact", target, compact_rows, small, self.read),
+            Batched("window", target, target.max_width, wide, self.read),
+            Block(target, wide, self.read),
+            TokenLoop(target, self.read),
         ]
         self.order = tuple(order)
         self.max_width = compact_rows if compact == 1 else target.max_width

@@ -14,14 +14,17 @@ from sparkinfer.gguf import GGUFFile
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.attention import chunks as attention_chunks
 from sparkinfer.kernels.linear import linear
+from sparkinfer.kernels.screen import MOST_ROWS
 from sparkinfer.models.commit import commit_tape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.intake import Intake
 from sparkinfer.models.layers import Run
 from sparkinfer.models.memory import LOGIT_ROWS
 from sparkinfer.models.readout import Readout
+from sparkinfer.models.screening import Screening
 from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
+from sparkinfer.sampling.lazy import LazyRows
 from sparkinfer.state import Sequence, StateShape
 
 Rows = Literal["last", "all", "none"]
@@ -44,6 +47,7 @@ class Network:
     output_norm: Buffer
     head: Weight
     rope_table: Buffer
+    coarse: Any | None = None  # of the head, where greedy decoding screens it
     embedding: Weight | None = None  # where the host does not write the stream itself
 
 
@@ -72,7 +76,13 @@ class Target:
         self._x = self._workspace.buffer("x", config.n_embd)
         logits = backend.buffer(min(LOGIT_ROWS, backend.chunk), network.head.padded_outputs)
         self._readout = Readout(backend, logits, config.n_vocab, largest=True)
-        self._tapes: dict[tuple[int, Rows, tuple[int, ...]], Tape] = {}
+        self._screening: Screening | None = None
+        if network.coarse is not None:
+            self._screening = Screening(
+                backend, network.head, network.coarse, logits, config.n_vocab
+            )
+        self._whole_heads: dict[int, Tape] = {}
+        self._tapes: dict[tuple[int, Rows, tuple[int, ...], bool], Tape] = {}
         self._commit: Tape | None = None
         name = "token_embd.weight"
         self.embedding = Table(file.tensors[name].type_name, file.blocks(name))
@@ -114,6 +124,46 @@ class Target:
                 state.extend(chunk)
                 parts.append(np.array(result) if rows == "all" and len(chunks) > 1 else result)
             return np.concatenate(parts) if len(parts) > 1 and rows == "all" else parts[-1]
+
+    def best(
+        self, state: Sequence, tokens: Ids[int], *, rows: Rows = "last", verify: bool = False
+    ) -> Logits:
+        """`forward` for a caller that mostly wants each row's largest logit: the same rows, as `LazyRows` where that
+        spares work. A row's other logits are computed when it is asked for them.
+        """
+        width = len(tokens)
+        most = 1 if rows == "last" else MOST_ROWS
+        if self._screening is None or width > most or rows == "none":
+            return self.picked(self.forward(state, tokens, rows=rows, verify=verify))
+        self._check(state, tokens, verify)
+        with self._busy:
+            if not verify:
+                state.begin()
+            tape = self._tape(width, rows, screened=True)
+            self._intake.send(self._words(state, width, not verify), tokens)
+            tape.replay()
+            picks = self._screening.picks(width)
+            if verify:
+                state.hold(tokens)
+            else:
+                state.extend(tokens)
+        return LazyRows(picks, _Whole(self, width), self.config.n_vocab)
+
+    @property
+    def screened(self) -> dict[str, float] | None:
+        """What `best` has screened since the load (`Screening.counts`); None where it never does."""
+        return self._screening.counts() if self._screening else None
+
+    def whole_head(self, width: int) -> Logits:
+        """All logits of the last forward's `width` rows, of which `best` gave the largest."""
+        with self._busy:
+            tape = self._whole_heads.get(width)
+            if tape is None:
+                run = self._run_of(width)
+                self._head(run)
+                tape = self._whole_heads[width] = run.recorder.finish()
+            tape.replay()
+            return self._readout.read(width)
 
     def picked(self, rows: Logits) -> Logits:
         """What the last forward gave, as rows of which the largest logits are known already where that can be."""
@@ -199,7 +249,10 @@ class Target:
         """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
         tapes = []
         for done, width in enumerate(widths, 1):
-            tapes.append(self._tape(width, "all" if 1 < width <= MAX_WIDTH else "last"))
+            rows: Rows = "all" if 1 < width <= MAX_WIDTH else "last"
+            tapes.append(self._tape(width, rows))
+            if self._screening is not None and width <= MOST_ROWS:
+                tapes.append(self._tape(width, rows, screened=True))
             if progress and self.backend.on_host:
                 progress("compile", done, len(widths))
         if any(self.config.recurrent):
@@ -263,19 +316,21 @@ class Target:
             p[_CONV : _CONV + 6] = state.recurrent.addresses
         return p
 
-    def _tape(self, width: int, rows: Rows) -> Tape:
-        key = (width, rows, self.taps)
-        tape = self._tapes.get(key) or self._record(width, rows)
+    def _tape(self, width: int, rows: Rows, *, screened: bool = False) -> Tape:
+        key = (width, rows, self.taps, screened)
+        tape = self._tapes.get(key) or self._record(width, rows, screened)
         if self.backend.on_host or width <= MAX_WIDTH or width == self.backend.chunk:
             self._tapes[key] = tape
         return tape
 
-    def _record(self, width: int, rows: Rows) -> Tape:
-        network = self.network
-        run = Run(
-            self.backend.recorder(width), self._workspace, self._x, self._intake.params, network.rope_table,
+    def _run_of(self, width: int) -> Run:
+        return Run(
+            self.backend.recorder(width), self._workspace, self._x, self._intake.params, self.network.rope_table,
             self.context, self.config.eps,
         )  # fmt: skip
+
+    def _record(self, width: int, rows: Rows, screened: bool) -> Tape:
+        network, run = self.network, self._run_of(width)
         self._intake.record(run.recorder)
         for index, (mixer, feed_forward) in enumerate(network.blocks):
             mixer.record(run)
@@ -288,14 +343,19 @@ class Target:
             if rows == "last":
                 run = replace(run, x=self._x.part(width - 1, 1))
                 run.recorder.rows = 1
-            linear(
-                run.recorder,
-                run.norm(network.output_norm, [network.head]),
-                [network.head],
-                [self._readout.buffer],
-            )
-            self._readout.record(run.recorder)
+            if screened and self._screening is not None:
+                x = run.norm(network.output_norm, [network.head])
+                self._screening.record(run.recorder, x)
+            else:
+                self._head(run)
+                self._readout.record(run.recorder)
         return run.recorder.finish()
+
+    def _head(self, run: Run) -> None:
+        """All logits of the run's rows."""
+        head = self.network.head
+        x = run.norm(self.network.output_norm, [head])
+        linear(run.recorder, x, [head], [self._readout.buffer])
 
     def _advance(self, state: Sequence, tokens: Ids[int]) -> None:
         self.forward(state, tokens, rows="none")
@@ -315,6 +375,19 @@ class Target:
                 self.backend, self.state_shape.recurrent, self._intake.params
             )
         return self._commit
+
+
+class _Whole:
+    """Brings the rows of a screened forward, of which the first that is asked for has all computed."""
+
+    def __init__(self, target: Target, width: int) -> None:
+        self._target, self._width = target, width
+        self._rows: Logits = None
+
+    def __call__(self, row: int) -> Any:
+        if self._rows is None:
+            self._rows = self._target.whole_head(self._width)
+        return self._rows[row]
 
 
 def _columns(buffer: Buffer, place: int, width: int) -> Buffer:

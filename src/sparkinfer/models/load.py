@@ -17,6 +17,7 @@ from sparkinfer.models.build import Architecture, recurrent_shape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig, read_config
 from sparkinfer.models.decoder import Network, Target
 from sparkinfer.models.memory import check_memory, plan_memory
+from sparkinfer.models.screening import extra_bytes, pack_head, refusal
 from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
@@ -34,6 +35,7 @@ ARCHITECTURES = Registry(
 )
 _DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks
 _ROPE_DIVISORS = "rope_freqs.weight"
+_EMBEDDING, _NORM, _HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 
 
 def load_target(
@@ -42,6 +44,7 @@ def load_target(
     context: int | None = None,
     threads: int | None = None,
     activations: Literal["int8", "f32"] | None = None,
+    head_screen: bool | None = None,
     isa: str | None = None,
     device: str | None = None,
     cache_dir: Path | None = None,
@@ -59,6 +62,7 @@ def load_target(
             "threads": threads,
             "context": context,
             "activations": activations,
+            "head_screen": head_screen,
             "isa": isa,
             "device": device,
             "cache_dir": cache_dir,
@@ -68,7 +72,7 @@ def load_target(
     architecture = ARCHITECTURES.get(file.architecture)
     config = read_config(file)
     expected = expected_tensors(config)
-    check_tensors(file, expected, optional=("output.weight",))
+    check_tensors(file, expected, optional=(_HEAD,))
     _refuse_unused(file, expected, config)
     exact = options.text("activations") == "f32"
     shape = _state_shape(config, exact)
@@ -86,15 +90,24 @@ def load_target(
         )
     weights = Weights(file, backend, exact, progress)
     try:
-        memory = plan_memory(file, config, shape, size, exact, backend)
+        head = _HEAD if _HEAD in file.tensors else _EMBEDDING
+        wanted = options.boolean("head_screen")
+        unscreened = refusal(file, head, backend, exact=exact, wanted=wanted)
+        more = 0 if unscreened else extra_bytes(file, head)
+        memory = plan_memory(file, config, shape, size, exact, backend, more=more)
         check_memory(memory, file.path.name, size, backend)
-        network = _build(weights, config, architecture, size)
+        network = _build(weights, config, architecture, size, screened=unscreened is None)
     except BaseException:
         backend.close()
         raise
     plan = _plan(config, backend, weights, options.text("activations"), size, shape)
     plan["backend_reason"] = reason
+    if unscreened is None and network.coarse is None:
+        unscreened = "its weights have no bounds"
+    plan["head_screen"] = f"off: {unscreened}" if unscreened else "on"
     per_token = _bytes_per_token(weights, config)
+    if network.coarse is not None:
+        per_token += network.coarse.n_bytes - network.head.n_bytes
     target = Target(file, config, backend, network, shape, size, plan, per_token)
     target.warm_up(_first_widths(backend), progress)
     plan["memory_bytes"] = memory.to_dict()
@@ -137,9 +150,9 @@ def expected_tensors(config: ModelConfig) -> Mapping[str, Shape]:
     architecture = ARCHITECTURES.get(config.architecture)
     embedding = (config.n_embd, config.n_vocab)
     shapes: dict[str, Shape] = {
-        "token_embd.weight": embedding,
-        "output_norm.weight": (config.n_embd,),
-        "output.weight": embedding,
+        _EMBEDDING: embedding,
+        _NORM: (config.n_embd,),
+        _HEAD: embedding,
     }
     for layer in range(config.n_layers):
         shapes |= architecture.expected(config, layer)
@@ -147,25 +160,33 @@ def expected_tensors(config: ModelConfig) -> Mapping[str, Shape]:
 
 
 def _build(
-    weights: Weights, config: ModelConfig, architecture: Architecture, context: int
+    weights: Weights,
+    config: ModelConfig,
+    architecture: Architecture,
+    context: int,
+    *,
+    screened: bool,
 ) -> Network:
-    tied = "output.weight" not in weights.file.tensors
+    tied = _HEAD not in weights.file.tensors
+    name = _EMBEDDING if tied else _HEAD
 
     def part(index: int) -> Any:
         """The head, which takes longest, and then the layers."""
         if index == 0:
-            return weights.matrix("token_embd.weight" if tied else "output.weight")
+            coarse = pack_head(weights, name, _NORM) if screened else None
+            return weights.matrix(name), coarse
         return architecture.build(weights, config, index - 1)
 
-    head, *blocks = weights.map(part, 1 + config.n_layers)
+    (head, coarse), *blocks = weights.map(part, 1 + config.n_layers)
     embedding = None
     if not weights.backend.on_host:
-        embedding = head if tied else weights.matrix("token_embd.weight")
+        embedding = head if tied else weights.matrix(_EMBEDDING)
     table = angles(context, config.rotated, config.rope_base, _divisors(weights, config))
     return Network(
         blocks=tuple(blocks),
-        output_norm=weights.vector("output_norm.weight"),
+        output_norm=weights.vector(_NORM),
         head=head,
+        coarse=coarse,
         rope_table=weights.rows(factors(table, architecture.interleaved)),
         embedding=embedding,
     )

@@ -51,8 +51,13 @@ def plan_memory(
     context: int,
     exact: bool,
     backend: Backend,
+    *,
+    more: int = 0,
 ) -> MemoryPlan:
-    """What a target with one sequence of `context` tokens takes on `backend`; `exact`: weights become float32."""
+    """What a target with one sequence of `context` tokens takes on `backend`; `exact`: weights become float32.
+
+    `more`: bytes of weights that are kept in a second form.
+    """
     tensors = file.tensors.values()
     weights = sum(info.n_values * _FLOAT if exact else info.n_bytes for info in tensors)
     recurrent = shape.recurrent
@@ -61,7 +66,7 @@ def plan_memory(
         state = recurrent.state_bytes * (1 + MARKS) + recurrent.record_bytes
     logits = min(LOGIT_ROWS, backend.chunk) * config.n_vocab
     return MemoryPlan(
-        weights=int(weights * _REPACKED),
+        weights=int(weights * _REPACKED) + more,
         cache=shape.kv.n_bytes(context) + context * config.rotated * _FLOAT,
         state=state,
         buffers=_FLOAT * (backend.chunk * _row_values(config) + logits),

@@ -60,7 +60,8 @@ class Sampler:
         self.n_vocab = n_vocab
         self.seed = seed
         self._banned: Ids | None = np.array(banned, dtype=np.int64) if banned else None
-        self._largest_is_enough = (
+        # Whether `choose` needs nothing of a finite row but its largest logit's id.
+        self.largest_is_enough = (
             params.greedy
             and not params.adjusts
             and params.logprobs is None
@@ -73,7 +74,7 @@ class Sampler:
         Raises: ModelOutputError for a logit that is not finite.
         """
         if isinstance(row, LazyRow):
-            if self._largest_is_enough and row.finite and row.best < self.n_vocab:
+            if self.largest_is_enough and row.finite and row.best < self.n_vocab:
                 return Choice(row.best)
             row = np.asarray(row)
         valid, best = self._checked(row, history)

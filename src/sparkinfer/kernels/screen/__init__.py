@@ -33,6 +33,11 @@ def why_not(backend_name: str, format_name: str, outputs: int, inputs: int) -> s
     return None
 
 
+def coarse_bytes(outputs: int, inputs: int) -> int:
+    """About what `pack_screen` takes: 4.5 bits a weight, 32 of them more an output, and two numbers."""
+    return outputs * ((inputs + 32) * 9 // 16 + 8)
+
+
 def pack_screen(
     backend: Backend,
     rows: Callable[[int, int], NDArray[np.float32]],

@@ -1,8 +1,9 @@
 """A coarse copy of a head, four bits a weight, and of each output a rigorous bound of what it is off by.
 
 Notation: w is an output's exact row, x an activation as the exact product reads it (the value of its int8 blocks). Both
-are taken in another order of dimensions: the `LEAD` of largest norm weight first, where x is largest, then the others
-by the size of what is left of the weights, so that the 32 of a block are alike. Then
+are taken in another order of dimensions: first `LEAD` in which x is large (those of largest norm weights, and where the
+weights themselves are largest), then the others by the size of what u leaves of the weights, so that the 32 of a block
+are alike. Then
 
     w = a u + c + e     u: one direction for all outputs, which half of an embedding's energy may lie in
                         c: blocks of four bits, the first block twice (the second time what the first left)
@@ -48,6 +49,8 @@ Rows = Callable[[int, int], F32]
 
 BLOCK = 32
 LEAD = 32  # dimensions that get twice the bits
+_WIDEST = 8  # of them, whose weights are the largest; the others have the largest norm weights
+_LEADING = 3.0  # size of x in the lead over that of its norm weights, relative to other dimensions
 LARGEST = 1e15  # norms of rows and activations beyond this, or below 1 / LARGEST for activations, are not screened
 _FORMAT = "Q4_0"
 _SLAB = 1024  # outputs packed at a time
@@ -77,11 +80,6 @@ class Coarse:
     @property
     def n_bytes(self) -> int:
         return self.weight.n_bytes + self.along.nbytes + self.slack.nbytes
-
-
-def coarse_bytes(outputs: int, inputs: int) -> int:
-    """About what a `Coarse` takes."""
-    return outputs * ((inputs + LEAD) // BLOCK * 18 + 8)
 
 
 def _rounding(inputs: int) -> float:
@@ -254,10 +252,11 @@ def _unit(vector: F32) -> F32:
 
 
 def _order(norm: F32, left: F32) -> NDArray[np.int64]:
-    first = np.argsort(-np.abs(norm), kind="stable")[:LEAD]
-    rest = np.setdiff1d(np.arange(len(norm)), first)
     size = np.square(left).mean(axis=0)
-    return np.concatenate([first, rest[np.argsort(-size[rest], kind="stable")]]).astype(np.int64)
+    by_size, by_norm = (np.argsort(-value, kind="stable") for value in (size, np.abs(norm)))
+    widest = by_size[:_WIDEST]
+    first = np.concatenate([widest, by_norm[~np.isin(by_norm, widest)][: LEAD - _WIDEST]])
+    return np.concatenate([first, by_size[~np.isin(by_size, first)]]).astype(np.int64)
 
 
 def _statistics(sample: F32, order: NDArray[np.int64], direction: F32) -> tuple[F32, F32]:
@@ -271,9 +270,10 @@ def _statistics(sample: F32, order: NDArray[np.int64], direction: F32) -> tuple[
 
 def _shares(norm: F32, errors: F32, sizes: F32) -> F32:
     """p and r. The tightest bound has the ratio of the other factor's usual size to its own; x is taken as large as its
-    norm's weight, and int8 blocks to be off by a 127th of that.
+    norm's weight (in the lead more), and int8 blocks to be off by a 127th of that.
     """
     usual = np.sqrt(np.square(norm.astype(np.float64)).reshape(-1, BLOCK).sum(axis=1))
+    usual[: LEAD // BLOCK] *= _LEADING
     shares = []
     for squares, part in ((errors, 1.0), (sizes, 1.0 / 127)):
         share = np.sqrt(squares.astype(np.float64)) / np.maximum(usual * part, 1e-30)

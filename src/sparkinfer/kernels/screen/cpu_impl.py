@@ -37,7 +37,8 @@ from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.kernels.screen.coarse import LARGEST, Coarse, pack_coarse
 
 _PART = 16  # bytes a chunk leaves for a row, as `argmax` has them: largest number, 0 or what is no number, place
-_EXACT_CHUNKS = 64
+_EXACT_CHUNKS = 64  # a power of two
+_SPREAD = 29  # odd: chunks that are claimed one after the other lie far apart, because low ids hold most candidates
 _LOW, _ZERO, _INF = np.float32(-np.inf), np.float32(0.0), np.float32(np.inf)
 _TINY = np.float32(1e-30)  # more than all underflow of products that are not below 1 / LARGEST
 _LEAST, _MOST = np.float32(LARGEST**-2), np.float32(LARGEST**2)
@@ -197,6 +198,7 @@ def exact_job(args: int, chunk: int, thread: int) -> None:
     coarse, stride, slack = load_i64(args + 56), load_i64(args + 64), load_i64(args + 72)
     kept, units, outputs = load_i64(args + 80), load_i64(args + 88), load_i64(args + 96)
     parts, chunks, counts = load_i64(args + 104), load_i64(args + 112), load_i64(args + 120)
+    chunk = chunk * _SPREAD & (chunks - 1)
     parts += chunk * _PART
     for row in range(rows):
         store_f32(parts + row * chunks * _PART, _LOW)
@@ -301,7 +303,7 @@ def record(
         (head.address, head.tile_bytes, head.lanes, source, source_stride, group_stride, head.blocks,
          *tile_functions(head, rows, isa), *memory.private(rows, 16), rows)
     )  # fmt: skip
-    pieces = min(_EXACT_CHUNKS, units)
+    pieces = min(_EXACT_CHUNKS, 1 << (units.bit_length() - 1))
     found, counts = memory.shared(rows * pieces * _PART // 8), memory.shared(pieces)
     second = (
         product, rows, head.lanes, parts, chunks, *memory.private(1, rows), bounds.address, bounds.stride,
