@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import triton
-from sass import unset_registers
+from sass import misled_products, unset_registers
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 
@@ -67,7 +67,7 @@ def activation(rows: int, width: int, *, quantised: bool = True) -> Activation:
 
 def resources(compiled: Any) -> dict[str, int]:
     """Registers, spill stores' bytes on the stack and shared memory of the machine code, as cuobjdump tells; UNSET is
-    the number of instructions that read what nothing wrote.
+    the number of instructions that read what nothing wrote, MISLED of products with operands from a wrong place.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -80,7 +80,8 @@ def resources(compiled: Any) -> dict[str, int]:
             [TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True
         ).stdout
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", out)}
-    return {**found, "SHARED": compiled.metadata.shared, "UNSET": len(unset_registers(sass))}
+    faults = {"UNSET": len(unset_registers(sass)), "MISLED": len(misled_products(sass))}
+    return {**found, "SHARED": compiled.metadata.shared, **faults}
 
 
 def compile_all(recorded: CudaRecorder) -> list[tuple[str, dict[str, int], Any]]:

@@ -1,6 +1,7 @@
 """Facts about machine code that neither the compiler's report nor the interpreter shows."""
 
 import re
+from typing import Any
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([\w.]+)\s*(.*?);")
 _REGISTER = re.compile(r"(gdesc|desc)?\[?(?<![A-Z])(U?R)(\d+)(\.64)?")
@@ -9,6 +10,24 @@ _NO_TARGET = (
     "ST", "RED.", "BAR", "BRA", "EXIT", "MEMBAR", "FENCE", "WARP", "DEPBAR", "CCTL", "LDGSTS", "LDGDEPBAR", "NOP",
 )  # fmt: skip
 _SHARED = ("LDS", "STS")  # an address in shared memory is one register, however much they move
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_JUMP = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+.*?BRA.*`\((\.L_x_\d+)\)")
+_DATA = (
+    "LD",
+    "ULDC",
+    "F",
+    "HADD",
+    "HFMA",
+    "HMUL",
+    "HGMMA",
+    "HMMA",
+    "MUFU",
+    "SHFL",
+    "ATOM",
+    "DADD",
+    "DMUL",
+    "DFMA",
+)
 _PARTIAL = ("LOP3", "PRMT")  # write bits or halves of a register
 Registers = set[tuple[str, int]]
 
@@ -41,6 +60,67 @@ def unset_registers(sass: str) -> list[str]:
             kind, first = target
             written |= {(kind, first + i) for i in range(_width(name))}
     return found
+
+
+def misled_products(sass: str) -> list[str]:
+    """Warp group products whose operands' places in shared memory are made from memory, arguments or floats.
+
+    The other form of the lost definition: the register that should hold the descriptor has been written, with something
+    else. A place in shared memory comes from constants, the thread's number and counters alone. Loops are gone through
+    twice, for what a turn leaves behind; a register that was put on the stack is itself when it comes back.
+    """
+    lines, labels, jumped = sass.splitlines(), {}, set()
+    data: Registers = set()
+    stacked: set[int] = set()
+    found: list[str] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if label := _LABEL.match(line):
+            labels[label[1]] = at
+        match = _INSTRUCTION.match(line)
+        if match and _follow(match, data, stacked) and line.strip() not in found:
+            found.append(line.strip())
+        jump = _JUMP.match(line)
+        if jump and jump[1] in labels and at not in jumped:
+            jumped.add(at)
+            at = labels[jump[1]]
+        at += 1
+    return found
+
+
+def _follow(match: re.Match[str], data: Registers, stacked: set[int]) -> bool:
+    """Tell which registers hold data after an instruction; True for a product whose descriptors do before it."""
+    name, text = match[1], match[2]
+    operands = [operand.strip() for operand in text.split(",")]
+    while operands and _PREDICATE.fullmatch(operands[0]):
+        del operands[0]
+    if name.startswith(("STL", "LDL")):
+        _follow_stack(name, text, data, stacked)
+        return False
+    target = _target(name, operands)
+    places = [source for source in operands if "gdesc" in source]
+    misled = name.startswith("HGMMA") and bool(_reads(name, text, places) & data)
+    if target is not None:
+        file, first = target
+        written = {(file, first + i) for i in range(_width(name))}
+        if name.startswith(_DATA) or (_reads(name, text, operands[1:]) & data):
+            data |= written
+        else:
+            data -= written
+    return misled
+
+
+def _follow_stack(name: str, text: str, data: Registers, stacked: set[int]) -> None:
+    offset = re.search(r"\[[^]]*?(?:\+(-?0x[0-9a-f]+))?\]", text)
+    register = re.search(r"(?<!\[)\bR(\d+)(?![^[]*\])", text)
+    if not offset or not register:
+        return
+    first, place = int(register[1]), int(offset[1] or "0", 16)
+    for i in range(4 if ".128" in name else 2 if ".64" in name else 1):
+        held: Any = (data, ("R", first + i)), (stacked, place + 4 * i)
+        source, target = held if name.startswith("STL") else held[::-1]
+        (target[0].add if source[1] in source[0] else target[0].discard)(target[1])
 
 
 def _target(name: str, operands: list[str]) -> tuple[str, int] | None:

@@ -1,6 +1,6 @@
 """Machine code that reads what nothing wrote is found."""
 
-from sass import unset_registers
+from sass import misled_products, unset_registers
 
 GOOD = """
         /*0000*/                   S2UR UR8, SR_CTAID.X ;
@@ -35,3 +35,28 @@ def test_bits_of_predicates_may_begin_unset():
 
 def test_an_address_in_shared_memory_is_one_register():
     assert unset_registers(GOOD + "        /*0000*/   STS.64 [R0+UR7+0x400], R0 ;\n") == []
+
+
+LOOP = """
+        /*0000*/                   LDC R2, c[0x0][0x210] ;
+        /*0010*/                   S2R R4, SR_CgaCtaId ;
+        /*0020*/                   R2UR UR8, R4 ;
+        /*0030*/                   UIADD3.64 UR10, UR8, 0x2, URZ ;
+        /*0040*/                   STL.64 [R1+0x8], R4 ;
+.L_x_1:
+        /*0050*/                   LDG.E R60, desc[UR4][R2.64] ;
+        /*0060*/                   HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8].tnspA, R24, gsb0 ;
+        /*0070*/                   LDL.64 R60, [R1+0x8] ;
+        /*0080*/                   R2UR UR10, R60 ;
+        /*0090*/               @P0 BRA `(.L_x_1) ;
+"""
+
+
+def test_places_of_shared_memory_come_from_no_data():
+    assert misled_products(LOOP) == []
+    wrong = LOOP.replace("R2UR UR8, R4", "R2UR UR8, R2")
+    assert [line.split()[1] for line in misled_products(wrong)] == ["HGMMA.64x32x16.F32.BF16"]
+
+
+def test_what_a_turn_leaves_behind_is_seen():
+    assert len(misled_products(LOOP.replace("LDL.64 R60, [R1+0x8]", "LDL.64 R62, [R1+0x8]"))) == 1
