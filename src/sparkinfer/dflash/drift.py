@@ -87,10 +87,11 @@ class Drift:
 
     def doubt(self, one: Kind, other: Kind) -> float:
         """Standard deviation of the logarithm of one kind's factor over another's."""
-        difference = np.zeros(len(self._value))
-        difference[self._parts(one)] += 1.0
-        difference[self._parts(other)] -= 1.0
-        variance = float(difference @ self._covariance @ difference)
+        signs = dict.fromkeys(self._parts(one), 1.0)
+        for part in self._parts(other):
+            signs[part] = signs.get(part, 0.0) - 1.0
+        covariance, places = self._covariance, [part for part in signs if signs[part]]
+        variance = sum(signs[i] * signs[j] * covariance.item(i, j) for i in places for j in places)
         return sqrt(max(variance, 0.0))
 
     def _parts(self, kind: Kind) -> list[int]:
