@@ -113,7 +113,7 @@ def test_instruction_sets(isa: str) -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 7, 8, 9, 15, 16, 17, 24, 1000])
-@pytest.mark.parametrize("inputs", [64, 96, 288])
+@pytest.mark.parametrize("inputs", [64, 96, 288, 320])
 def test_odd_shapes(backend: CpuBackend, outputs: int, inputs: int) -> None:
     rng = np.random.default_rng(outputs)
     head = Head(backend, *(pair := natural(rng, outputs, inputs)))
@@ -195,7 +195,7 @@ def test_bounds_hold_and_are_reached() -> None:
     exact = head.exact.astype(np.float64)
     straight = np.outer(coarse.along[:700].astype(np.float64), coarse.direction)
     left = exact[:, order] - straight - parts(coarse)
-    shares = np.repeat(coarse.shares[0].astype(np.float64), 32)
+    shares = np.repeat(coarse.shares[0].astype(np.float64), 64)
     nearest = 0.0
     for output in (0, 99, 350, 699):
         worst = np.zeros(INPUTS)

@@ -34,8 +34,8 @@ def why_not(backend_name: str, format_name: str, outputs: int, inputs: int) -> s
 
 
 def coarse_bytes(outputs: int, inputs: int) -> int:
-    """About what `pack_screen` takes: 4.5 bits a weight, 32 of them more an output, and two numbers."""
-    return outputs * ((inputs + 32) * 9 // 16 + 8)
+    """About what `pack_screen` takes: 34 bytes for each 64 weights, 64 of them more an output, and two numbers."""
+    return outputs * ((inputs + 127) // 64 * 34 + 8)
 
 
 def pack_screen(

@@ -2,11 +2,11 @@
 
 Notation: w is an output's exact row, x an activation as the exact product reads it (the value of its int8 blocks). Both
 are taken in another order of dimensions: first `LEAD` in which x is large (those of largest norm weights, and where the
-weights themselves are largest), then the others by the size of what u leaves of the weights, so that the 32 of a block
+weights themselves are largest), then the others by the size of what u leaves of the weights, so that those of a block
 are alike. Then
 
     w = a u + c + e     u: one direction for all outputs, which half of an embedding's energy may lie in
-                        c: blocks of four bits, the first block twice (the second time what the first left)
+                        c: blocks of 64 of four bits, the first block twice (the second time what the first left)
     x = y + d           y: the reordered x in int8 blocks of its own
     w.x = a (u.x) + c.y + c.d + e.x
 
@@ -41,18 +41,16 @@ from sparkinfer.backend.simd import (
     store_i64,
     where_above,
 )
-from sparkinfer.kernels.linear.weights import PackedWeight
-from sparkinfer.quant.tiles import LAYOUTS
+from sparkinfer.kernels.screen.cpu_tiles import COLUMNS, scale_and_code_bytes
 
 F32, U8 = NDArray[np.float32], NDArray[np.uint8]
 Rows = Callable[[int, int], F32]
 
-BLOCK = 32
-LEAD = 32  # dimensions that get twice the bits
+BLOCK = COLUMNS
+LEAD = BLOCK  # dimensions that get twice the bits
 _WIDEST = 8  # of them, whose weights are the largest; the others have the largest norm weights
 _LEADING = 3.0  # size of x in the lead over that of its norm weights, relative to other dimensions
 LARGEST = 1e15  # norms of rows and activations beyond this, or below 1 / LARGEST for activations, are not screened
-_FORMAT = "Q4_0"
 _SLAB = 1024  # outputs packed at a time
 _SAMPLE, _RUN = 4096, 64  # outputs that statistics are taken of, in runs of neighbours
 _TURNS = 6  # of the power iteration
@@ -66,11 +64,14 @@ _EIGHT, _SIXTEEN = np.float32(8), np.float32(16)
 class Coarse:
     """What a screened head needs beside its exact weights.
 
-    `order` int64 [n]: dimension at each place. In that order: `direction` float32 [n] (u), `shares` float32 [2, n / 32]
-    (p and r). `along` and `slack` float32 [outputs, padded to vectors of 16]: a and an output's part of the bound.
+    `tiles` uint8 [tiles, tile bytes]: the blocks' codes (`cpu_tiles`). `order` int64 [n]: dimension at each place, then
+    in that order, filled with zeros to whole blocks: `direction` float32 (u), `shares` float32 [2, blocks] (p and r).
+    `along` and `slack` float32 [outputs, padded to vectors of 16]: a and an output's part of the bound.
     """
 
-    weight: PackedWeight
+    outputs: int
+    lanes: int
+    tiles: NDArray[np.uint8]
     order: NDArray[np.int64]
     direction: F32
     shares: F32
@@ -78,8 +79,13 @@ class Coarse:
     slack: F32
 
     @property
+    def steps(self) -> int:
+        """Blocks of a tile: those of the weights, and the first one again."""
+        return self.shares.shape[1] + 1
+
+    @property
     def n_bytes(self) -> int:
-        return self.weight.n_bytes + self.along.nbytes + self.slack.nbytes
+        return self.tiles.nbytes + self.along.nbytes + self.slack.nbytes
 
 
 def _rounding(inputs: int) -> float:
@@ -94,19 +100,21 @@ def _pair(codes: int, place: int) -> Any:
 
 
 def _pack(args: int) -> None:
-    """Pack groups of 16 outputs; `args` are those of `_packed`."""
+    """Pack groups of 16 outputs; `args` are those of `_packed`. Inputs are whole blocks here."""
     source, order, direction = load_i64(args), load_i64(args + 8), load_i64(args + 16)
     outputs, inputs, out = load_i64(args + 24), load_i64(args + 32), load_i64(args + 40)
     tile_bytes, lanes = load_i64(args + 48), load_i64(args + 56)
     along, errors, sizes = load_i64(args + 64), load_i64(args + 72), load_i64(args + 80)
     left, halves = load_i64(args + 88), load_i64(args + 96)
     whole, eight, most, zero = splat(_WHOLE), splat(_EIGHT), splat(_MOST), splat(_ZERO)
-    blocks = inputs >> 5
+    blocks, used = inputs >> 6, load_i64(args + 104)
     first_part = left + 64 * inputs
+    for i in range(used, inputs):
+        store(left + 64 * i, zero)
     for first in range(0, outputs, 16):
         for lane in range(16):
-            row = source + 4 * inputs * min(first + lane, outputs - 1)
-            for i in range(inputs):
+            row = source + 4 * used * min(first + lane, outputs - 1)
+            for i in range(used):
                 value = load_f32(row + 4 * load_i64(order + 8 * i))
                 store_f32(left + 64 * i + 4 * lane, value)
         share = zero
@@ -120,14 +128,14 @@ def _pack(args: int) -> None:
             store(left + 64 * i, value)
         for step in range(blocks + 1):
             block = 0 if step == blocks else step
-            start = left + 64 * 32 * block
+            start = left + 64 * 64 * block
             high, low = zero, zero
-            for k in range(32):
+            for k in range(64):
                 value = load(start + 64 * k)
                 high, low = maximum(high, value), maximum(low, zero - value)
             store_half(halves, where_above(high, low, zero - high, low) * splat(_EIGHTH))
             scale = load_half(halves)
-            record = 18 * lanes * step
+            record = 34 * lanes * step
             for at in range(0, 16, 8):
                 store_i64(tile + record + at, load_i64(halves + at))
                 store_i64(
@@ -135,7 +143,7 @@ def _pack(args: int) -> None:
                 )
             inverse = splat(_ONE) / scale
             error, size = zero, zero
-            for k in range(32):
+            for k in range(64):
                 value = load(start + 64 * k)
                 code = (value * inverse + whole) - whole
                 code = most - maximum(most - maximum(code, zero - eight), zero)
@@ -144,24 +152,20 @@ def _pack(args: int) -> None:
                 store(start + 64 * k, value)
                 error = fma(value, value, error)
                 if step == 0:
-                    store(first_part + 64 * (32 + k), part)
+                    store(first_part + 64 * (64 + k), part)
                 if step == blocks:
-                    part = part + load(first_part + 64 * (32 + k))
+                    part = part + load(first_part + 64 * (64 + k))
                 size = fma(part, part, size)
                 store(first_part + 64 * k, code + eight)
             store(errors + 64 * (first // 16 * blocks + block), error)
             store(sizes + 64 * (first // 16 * blocks + block), size)
-            for j in range(4):
-                codes = first_part + 64 * 4 * j
+            for j in range(8):
+                codes = first_part + 64 * (4 * (j & 3) + 32 * (j >> 2))
                 planes = record + 2 * lanes + 4 * lanes * j
                 store_bytes(
-                    tile + planes,
-                    after + planes,
-                    _pair(codes, 0),
-                    _pair(codes, 1),
-                    _pair(codes, 2),
-                    _pair(codes, 3),
-                )
+                    tile + planes, after + planes,
+                    _pair(codes, 0), _pair(codes, 1), _pair(codes, 2), _pair(codes, 3),
+                )  # fmt: skip
 
 
 _KERNEL = Kernel(_pack, types.void(types.int64))
@@ -172,21 +176,24 @@ def _native() -> Callable[..., None]:
     return _KERNEL.native(1)
 
 
+def _tile_bytes(steps: int, lanes: int) -> int:
+    return -(-steps * scale_and_code_bytes(lanes) // 64) * 64
+
+
 def _packed(
     values: F32, order: NDArray[np.int64], direction: F32, lanes: int, out: U8, along: F32
 ) -> tuple[F32, F32]:
     """Pack rows into the tiles `out` (with room for whole groups of 16 outputs) and their a into `along` [whole groups
     of 16]; the squares of |e_b| and |c_b|, float32 [groups, blocks, 16].
     """
-    outputs, inputs = values.shape
+    outputs, inputs = len(values), len(direction)
     groups, blocks = -(-outputs // 16), inputs // BLOCK
     errors, sizes = (np.empty((groups, blocks, 16), np.float32) for _ in range(2))
-    scratch, halves = aligned(64 * (inputs + 64)), aligned(64)
+    scratch, halves = aligned(64 * (inputs + 2 * BLOCK)), aligned(64)
     arrays = (along, errors, sizes, scratch, halves)
-    tile_bytes = LAYOUTS[_FORMAT].tile_bytes(inputs + LEAD, lanes)
     args = np.array(
-        [values.ctypes.data, order.ctypes.data, direction.ctypes.data, outputs, inputs, out.ctypes.data, tile_bytes,
-         lanes, *(array.ctypes.data for array in arrays)],
+        [values.ctypes.data, order.ctypes.data, direction.ctypes.data, outputs, inputs, out.ctypes.data,
+         _tile_bytes(blocks + 1, lanes), lanes, *(array.ctypes.data for array in arrays), len(order)],
         np.int64,
     )  # fmt: skip
     _native()(args.ctypes.data)
@@ -197,7 +204,7 @@ def _packed(
 def pack_coarse(
     rows: Rows, outputs: int, inputs: int, norm: F32, lanes: int, arena: Arena
 ) -> Coarse | None:
-    """The coarse form of a head of `outputs` x `inputs` (a multiple of 32, more than 32) exact weights.
+    """The coarse form of a head of `outputs` x `inputs` (a multiple of 32, at least 64) exact weights.
 
     `rows(first, count)` gives some of them, float32 [count, inputs]; `norm` are the weights of the norm before.
     None where a weight is not finite or a row too large to be bounded.
@@ -208,10 +215,10 @@ def pack_coarse(
     if not np.isfinite(left).all():
         return None
     order = _order(norm, left)
-    turned = np.ascontiguousarray(direction[order])
-    shares = _shares(norm[order], *_statistics(sample, order, turned))
-    layout, columns = LAYOUTS[_FORMAT], inputs + LEAD
-    tiles, tile_bytes = -(-outputs // lanes), layout.tile_bytes(columns, lanes)
+    fill = np.zeros(-inputs % BLOCK, np.float32)
+    turned = np.concatenate([direction[order], fill])
+    shares = _shares(np.concatenate([norm[order], fill]), *_statistics(sample, order, turned))
+    tiles, tile_bytes = -(-outputs // lanes), _tile_bytes(len(turned) // BLOCK + 1, lanes)
     padded = -(-outputs // 16) * 16
     array = arena.take(padded // lanes * tile_bytes)
     along, slack = np.zeros(padded, np.float32), np.zeros(padded, np.float32)
@@ -223,10 +230,8 @@ def pack_coarse(
         slack[group] = _slack(along[group], errors, sizes, shares, inputs)
     if not np.isfinite(slack).all():
         return None
-    weight = PackedWeight(
-        _FORMAT, outputs, columns, lanes, tiles, tile_bytes, int(array.ctypes.data), array
-    )
-    return Coarse(weight, order, turned, shares, along, slack)
+    packed = array[: tiles * tile_bytes].reshape(tiles, tile_bytes)
+    return Coarse(outputs, lanes, packed, order, turned, shares, along, slack)
 
 
 def _sample(rows: Rows, outputs: int) -> F32:
@@ -262,7 +267,7 @@ def _order(norm: F32, left: F32) -> NDArray[np.int64]:
 def _statistics(sample: F32, order: NDArray[np.int64], direction: F32) -> tuple[F32, F32]:
     """Mean squares of |e_b| and |c_b|."""
     groups = -(-len(sample) // 16)
-    out = np.zeros(groups * LAYOUTS[_FORMAT].tile_bytes(len(order) + LEAD, 16), np.uint8)
+    out = np.zeros(groups * _tile_bytes(len(direction) // BLOCK + 1, 16), np.uint8)
     along = np.zeros(16 * groups, np.float32)
     errors, sizes = _packed(sample, order, direction, 16, out, along)
     return errors.mean(axis=(0, 2)), sizes.mean(axis=(0, 2))

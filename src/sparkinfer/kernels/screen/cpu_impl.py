@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuBackend, CpuRecorder, Job
+from sparkinfer.backend.cpu import GROUP, CpuBackend, CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
     keep_below,
     lanes_not_below,
+    largest_magnitude,
     load,
     load_f32,
     load_i64,
@@ -27,21 +28,26 @@ from sparkinfer.backend.simd import (
     sqrt_scalar,
     store,
     store_f32,
+    store_i32,
     store_i64,
+    store_int8,
     sum_lanes,
 )
 from sparkinfer.kernels.argmax.cpu_impl import merge_job
-from sparkinfer.kernels.cpu_activation import write_q8
-from sparkinfer.kernels.linear.cpu_impl import chunks_of, input_args, run_tiles, tile_functions
+from sparkinfer.kernels.linear.cpu_impl import input_args, run_tiles, tile_functions
 from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.kernels.screen.coarse import LARGEST, Coarse, pack_coarse
+from sparkinfer.kernels.screen.cpu_tiles import coarse_kernel, record_bytes
 
 _PART = 16  # bytes a chunk leaves for a row, as `argmax` has them: largest number, 0 or what is no number, place
+_CHUNK_BYTES, _MOST_CHUNKS = 48 * 1024, 256  # of the coarse product, as of others
 _EXACT_CHUNKS = 64  # a power of two
 _SPREAD = 29  # odd: chunks that are claimed one after the other lie far apart, because low ids hold most candidates
 _LOW, _ZERO, _INF = np.float32(-np.inf), np.float32(0.0), np.float32(np.inf)
 _TINY = np.float32(1e-30)  # more than all underflow of products that are not below 1 / LARGEST
 _LEAST, _MOST = np.float32(LARGEST**-2), np.float32(LARGEST**2)
+_TOP, _SMALL = np.float32(127), np.float32(1e-36)  # 127 over less than this is infinite
+_FIRST_TWO = np.array([1, 1, 0, 0] * 4, np.float32)  # of every four columns
 _UP, _MORE, _REST = np.float32(1.0001), np.float32(1.001), np.float32(1e-10)
 
 
@@ -65,16 +71,47 @@ def _decode(args: int, row: int, thread: int, target: int) -> None:
         store(target + 128 * block + 64, load_int8(record + 32 * row + 16) * scale)
 
 
+@inner
+def _write_step(record: int, row: int, group: int, source: int, narrow: int, first_two: int) -> Any:
+    """64 numbers at `source` as a step of a panel of `group` rows (`cpu_tiles`); the scale."""
+    y0, y1, y2, y3 = load(source), load(source + 64), load(source + 128), load(source + 192)
+    top = max(largest_magnitude(y0, y1), largest_magnitude(y2, y3))
+    scale = top / _TOP
+    inverse = splat(_TOP / top) if top > _SMALL else splat(_ZERO)
+    codes = record + 64 * row
+    store_int8(codes, y0 * inverse)
+    store_int8(codes + 16, y1 * inverse)
+    store_int8(codes + 32, y2 * inverse)
+    store_int8(codes + 48, y3 * inverse)
+    total = load_int8(codes) + load_int8(codes + 16) + load_int8(codes + 32) + load_int8(codes + 48)
+    zero = -8 * int(sum_lanes(total))
+    if narrow:
+        low = -8 * int(sum_lanes(total * load(first_two)))
+        zero = ((zero - low) << 16) + (low & 0xFFFF)
+    store_f32(record + 64 * group + 4 * row, scale)
+    store_i32(record + 68 * group + 4 * row, np.int32(zero))
+    return scale
+
+
+@inner
+def _off(y: Any, codes: int, scale: Any) -> Any:
+    """What int8 codes leave of 16 numbers."""
+    return y - load_int8(codes) * scale
+
+
 @job
 def prepare_job(args: int, chunk: int, thread: int) -> None:
     """Each thread's reordered activations, and of every row its part of the bound and of the direction."""
     inputs, rows, order, direction = (
         load_i64(args + 16), load_i64(args + 24), load_i64(args + 48), load_i64(args + 56),
     )  # fmt: skip
-    shares, blocks = load_i64(args + 64), inputs >> 5
+    shares, blocks = load_i64(args + 64), (inputs + 63) >> 6
     panel = load_i64(args + 72) + thread * load_i64(args + 80)
     plain = load_i64(args + 88) + thread * load_i64(args + 96)
+    narrow, first_two = load_i64(args + 120), load_i64(args + 128)
     turned = plain + 4 * inputs
+    for i in range(inputs, 64 * blocks):
+        store_f32(turned + 4 * i, _ZERO)
     for row in range(rows):
         _decode(args, row, thread, plain)
         for i in range(inputs):
@@ -82,21 +119,25 @@ def prepare_job(args: int, chunk: int, thread: int) -> None:
         along, length, bound = splat(_ZERO), _ZERO, _ZERO
         first = row & -8
         group, place = min(8, rows - first), row & 7
-        for block in range(blocks + 1):
-            at = 0 if block == blocks else block  # the first one twice
-            y0, y1 = load(turned + 128 * at), load(turned + 128 * at + 64)
-            write_q8(panel, blocks + 1, rows, row, block, y0, y1)
-            if block < blocks:
-                record = panel + first * (blocks + 1) * 48 + 48 * group * block
-                scale = splat(load_f32(record + 32 * group + 4 * place))
-                d0 = y0 - load_int8(record + 32 * place) * scale
-                d1 = y1 - load_int8(record + 32 * place + 16) * scale
-                off, size = sum_lanes(fma(d0, d0, d1 * d1)), sum_lanes(fma(y0, y0, y1 * y1))
-                bound += load_f32(shares + 4 * block) * size
-                bound += load_f32(shares + 4 * (blocks + block)) * (off * _MORE + size * _REST)
-                length += size
-                along = fma(load(direction + 128 * block), y0, along)
-                along = fma(load(direction + 128 * block + 64), y1, along)
+        start = panel + first * (blocks + 1) * 72
+        for block in range(blocks):
+            source, record = turned + 256 * block, start + 72 * group * block
+            scale = splat(_write_step(record, place, group, source, narrow, first_two))
+            size, off = splat(_ZERO), splat(_ZERO)
+            for part in range(4):
+                y = load(source + 64 * part)
+                d = _off(y, record + 64 * place + 16 * part, scale)
+                size, off = fma(y, y, size), fma(d, d, off)
+                along = fma(load(direction + 256 * block + 64 * part), y, along)
+            square = sum_lanes(size)
+            bound += load_f32(shares + 4 * block) * square
+            bound += load_f32(shares + 4 * (blocks + block)) * (
+                sum_lanes(off) * _MORE + square * _REST
+            )
+            length += square
+        _write_step(
+            start + 72 * group * blocks, place, group, turned, narrow, first_two
+        )  # the first one again
         usual = length > _LEAST and length < _MOST
         scalars = load_i64(args + 104) + thread * load_i64(args + 112) + 8 * row
         store_f32(scalars, sqrt_scalar(bound) * _UP if usual else _INF)
@@ -277,24 +318,28 @@ def record(
     n_vocab: int,
 ) -> None:
     rows, isa, memory = recorder.rows, recorder.owner.isa.name, _Memory(recorder)
-    weight, inputs = coarse.weight, head.inputs
-    assert head.lanes == weight.lanes and n_vocab == head.outputs, (head.lanes, n_vocab)
+    inputs, steps, lanes = head.inputs, coarse.steps, coarse.lanes
+    assert head.lanes == lanes and n_vocab == head.outputs, (head.lanes, n_vocab)
     before = recorder.waiting()
-    panel, panel_stride = memory.private(rows, weight.blocks * Q8_RECORD, np.uint8)
+    panel, panel_stride = memory.private(rows, steps * record_bytes(1), np.uint8)
     scalars = memory.private(1, 2 * rows)
     source, source_stride, group_stride = input_args(x, head)
     prepare = (
         source, source_stride, inputs, rows, int(head.quantised), x.f32.stride, memory.fixed(coarse.order),
         memory.fixed(coarse.direction), memory.fixed(coarse.shares), panel, panel_stride,
-        *memory.private(2, inputs), *scalars,
+        *memory.private(2, inputs + 64), *scalars, int(isa == "avx2"), memory.fixed(_FIRST_TWO),
     )  # fmt: skip
-    units, chunks = -(-n_vocab // 16), min(chunks_of(weight), -(-n_vocab // 16))
+    units = -(-n_vocab // 16)
+    chunks = max(1, min(units, _MOST_CHUNKS, coarse.tiles.nbytes // _CHUNK_BYTES))
+    full, rest = (
+        coarse_kernel(n, isa, lanes).address if n else 0 for n in (rows >> 3 and 8, rows & 7)
+    )
     parts, kept = memory.shared(rows * chunks * _PART // 8), memory.shared(rows)
     recorder.prologue(Job(prepare_job, prepare, 1))
     first = (
-        weight.address, weight.tile_bytes, weight.lanes, weight.tiles, rows, bounds.address, bounds.stride, units,
-        chunks, n_vocab, panel, panel_stride, GROUP * Q8_RECORD * weight.blocks, weight.blocks,
-        *tile_functions(weight, rows, isa), *scalars, memory.fixed(coarse.along), parts, kept,
+        memory.fixed(coarse.tiles), coarse.tiles.shape[1], lanes, len(coarse.tiles), rows, bounds.address,
+        bounds.stride, units, chunks, n_vocab, panel, panel_stride, record_bytes(GROUP) * steps, steps,
+        full, rest, *scalars, memory.fixed(coarse.along), parts, kept,
     )  # fmt: skip
     recorder.phase([Job(coarse_job, first, chunks)])
     for entry in before:
