@@ -1,12 +1,12 @@
 """The compiled loop that replays a tape: one call per thread and forward, no GIL, no region per op.
 
 A tape is a list of phases. A phase has jobs, each cut into chunks, and a prologue. Threads claim chunks from a counter,
-neighbours while there are many and one at a time in the end, and wait until every chunk is done, not until every thread
-has arrived: a thread that lost its core delays nothing but the chunks it holds. A late thread claims nothing, neither of an earlier run (the claim word carries the run's epoch) nor
-of an earlier phase: whoever claims the last chunk closes the phase and leaves its number of chunks in the word, because
-the words that multiply the chunks change from phase to phase and run to run, and a late thread would count others. A
-thread runs the prologue after its first claim in a phase: while it holds a claim, the phase cannot end and its inputs
-stay.
+many neighbours at first and one at a time in the end, and wait until every chunk is done, not until every thread has
+arrived: a thread that lost its core delays nothing but the chunks it holds. A late thread claims nothing, neither of an
+earlier run (the claim word carries the run's epoch) nor of an earlier phase: whoever claims the last chunk closes the
+phase and leaves its number of chunks in the word, because the words that multiply the chunks change from phase to phase
+and run to run, and a late thread would count others. A thread runs the prologue after its first claim in a phase: while
+it holds a claim, the phase cannot end and its inputs stay.
 
 Memory layout (int64 words):
   control: 0 epoch | 8 tape | 16 stop | 24 idle sleepers | 32 sleepers in a phase | 40 threads
@@ -72,9 +72,10 @@ else:  # no futex: give the core away and look again
 
 @inner
 def _claim(word: int, epoch: int, chunks: int, threads: int) -> tuple[int, int]:
-    """Next chunk of the phase and how many to take, two thirds of a thread's share of what is left.
+    """Next chunk of the phase and how many to take: a thread's share of what is left, at most 7/8 of its share of all.
 
-    Neighbouring chunks are one stream of weights, which a prefetch runs ahead in and nothing has to begin anew.
+    Neighbouring chunks are one stream of weights, which a prefetch runs ahead in and nothing has to begin anew. The
+    rest evens out what one thread is slower by.
     Instead of a chunk -1 - (its chunks) when none is left, CLOSED when the run is over.
     """
     while True:
@@ -84,7 +85,7 @@ def _claim(word: int, epoch: int, chunks: int, threads: int) -> tuple[int, int]:
         chunk = seen & ((1 << CHUNK_BITS) - 1)
         if chunk >= CLOSED:
             return CLOSED - chunk - 1, 0
-        count = max(1, 2 * (chunks - chunk) // (3 * threads))
+        count = max(1, min(7 * chunks // (8 * threads), (chunks - chunk) // threads))
         closed = (epoch << CHUNK_BITS) + CLOSED + chunks
         after = seen + count if chunk + count < chunks else closed
         if atomic_swap_if(word, seen, after) == seen:

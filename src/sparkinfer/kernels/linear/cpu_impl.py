@@ -11,8 +11,8 @@ from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
 from sparkinfer.kernels.linear.weights import PackedWeight, pack_weight
 
 _CHUNK_BYTES = (
-    48 * 1024
-)  # weight bytes a chunk should read: small enough to balance, large enough to hide the claim
+    12 * 1024
+)  # weight bytes of a chunk: small enough for the last ones to balance; a claim takes many
 _MAX_CHUNKS = 256
 _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
 
