@@ -110,7 +110,7 @@ def value_tile(
     out,
     out_stride,
 ):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15], in `blocks` (1 or 2) blocks of 16.
+    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15], for 1 or 2 `blocks` of 16.
 
     Below `low` and from `common` on, a weight of zero skips its value: another row sees it, and it may be no number.
     """
