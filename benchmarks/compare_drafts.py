@@ -22,7 +22,7 @@ from sides.probe import machine
 from sides.report import spread
 
 from sparkinfer.chat import ChatTemplate
-from sparkinfer.decoding import picked
+from sparkinfer.decoding import best_rows, picked
 from sparkinfer.dflash.build import build_decoder
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.gguf import open_gguf
@@ -86,7 +86,7 @@ def plain(
     found = [int(picked(target, target.forward(state, prompt))[0].argmax())]
     start = time.perf_counter()
     while len(found) < count and found[-1] not in stop:
-        found.append(int(picked(target, target.forward(state, found[-1:]))[0].argmax()))
+        found.append(int(best_rows(target, state, found[-1:])[0].argmax()))
     return found, time.perf_counter() - start
 
 

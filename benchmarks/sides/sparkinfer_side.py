@@ -18,7 +18,7 @@ from speculation import Speculation
 
 import sparkinfer
 from sparkinfer.chat import ChatTemplate
-from sparkinfer.decoding import picked
+from sparkinfer.decoding import best_rows, picked
 from sparkinfer.gguf import open_gguf
 from sparkinfer.models import load_target
 from sparkinfer.state import Sequence, Snapshot
@@ -83,7 +83,7 @@ class SparkInfer:
         best = []
         start = time.perf_counter()
         for token in tokens:
-            best.append(int(picked(self.target, self.target.forward(state, [token]))[0].argmax()))
+            best.append(int(best_rows(self.target, state, [token])[0].argmax()))
         return {"seconds": time.perf_counter() - start, "argmax": best}
 
     def speculate(

@@ -93,12 +93,6 @@ def _write_step(record: int, row: int, group: int, source: int, narrow: int, fir
     return scale
 
 
-@inner
-def _off(y: Any, codes: int, scale: Any) -> Any:
-    """What int8 codes leave of 16 numbers."""
-    return y - load_int8(codes) * scale
-
-
 @job
 def prepare_job(args: int, chunk: int, thread: int) -> None:
     """Each thread's reordered activations, and of every row its part of the bound and of the direction."""
@@ -120,13 +114,16 @@ def prepare_job(args: int, chunk: int, thread: int) -> None:
         first = row & -8
         group, place = min(8, rows - first), row & 7
         start = panel + first * (blocks + 1) * 72
-        for block in range(blocks):
-            source, record = turned + 256 * block, start + 72 * group * block
+        for block in range(blocks + 1):
+            last = block == blocks  # the first one again
+            source, record = turned + (0 if last else 256 * block), start + 72 * group * block
             scale = splat(_write_step(record, place, group, source, narrow, first_two))
+            if last:
+                continue
             size, off = splat(_ZERO), splat(_ZERO)
             for part in range(4):
                 y = load(source + 64 * part)
-                d = _off(y, record + 64 * place + 16 * part, scale)
+                d = y - load_int8(record + 64 * place + 16 * part) * scale
                 size, off = fma(y, y, size), fma(d, d, off)
                 along = fma(load(direction + 256 * block + 64 * part), y, along)
             square = sum_lanes(size)
@@ -135,9 +132,6 @@ def prepare_job(args: int, chunk: int, thread: int) -> None:
                 sum_lanes(off) * _MORE + square * _REST
             )
             length += square
-        _write_step(
-            start + 72 * group * blocks, place, group, turned, narrow, first_two
-        )  # the first one again
         usual = length > _LEAST and length < _MOST
         scalars = load_i64(args + 104) + thread * load_i64(args + 112) + 8 * row
         store_f32(scalars, sqrt_scalar(bound) * _UP if usual else _INF)
