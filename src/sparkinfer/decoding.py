@@ -42,13 +42,14 @@ class Reader:
     """Runs a target for whoever chooses tokens from its rows; `sampler` is whose they are, None for a greedy one."""
 
     def __init__(self, target: Any) -> None:
-        self._target = target
+        self._target, self._best = target, getattr(target, "best", None)
         self.sampler: Sampler | None = None
 
     def __call__(self, state: Any, tokens: Sequence[int], **how: Any) -> Any:
         """The rows of a forward."""
-        if self.sampler is None or self.sampler.largest_is_enough:
-            return best_rows(self._target, state, tokens, **how)
+        greedy = self.sampler is None or self.sampler.largest_is_enough
+        if greedy and self._best is not None:
+            return self._best(state, tokens, **how)
         return picked(self._target, self._target.forward(state, tokens, **how))
 
 

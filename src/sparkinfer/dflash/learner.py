@@ -184,6 +184,8 @@ class Learner:
         cutter = self if may_cut and self.cutting else None
         self.chosen = Decision(offer.width, offer.path, why, cutter)
         self._worth, self._reach, self.paid = [], 1.0, None
+        if cutter is not None:
+            self._stairs_of(offer.width)  # now, beside the context rows, and not between two passes
         return self.chosen
 
     def more(self, claims: Sequence[float]) -> bool:
