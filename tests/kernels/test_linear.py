@@ -78,7 +78,7 @@ def test_linear_at_every_number_of_rows(isa, format_name):
     check(isa, format_name, ALL_ROWS)
 
 
-@pytest.mark.parametrize("format_name", ["Q4_1", "Q2_K"])
+@pytest.mark.parametrize("format_name", ["Q4_0", "Q4_1", "Q2_K"])
 def test_products_written_out_at_every_number_of_rows(format_name):
     """Each has another use of the registers (`cpu_order`); Q2_K's groups take half of a block."""
     check("avx2", format_name, (*range(1, 8), 15))

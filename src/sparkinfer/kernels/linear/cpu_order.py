@@ -15,19 +15,19 @@ _REGISTERS = 16
 _PLANE = (
     32  # bytes of four codes of 8 outputs, of which the high halves are those of 16 columns later
 )
-_MOST_TEMPORARIES = 8  # more delay gains nothing
+_LEAST_TEMPORARIES, _MOST_TEMPORARIES = 4, 8  # to work at all; more delay gains nothing
 
 
-def temporaries(rows: int) -> int:
-    """Registers besides the sums, the rows' chains, the mask and one that LLVM may want."""
-    return min(_MOST_TEMPORARIES, _REGISTERS - 2 - 2 * rows)
+def temporaries(rows: int, spare: int) -> int:
+    """Registers besides the sums, the rows' chains, the mask and `spare` ones that LLVM needs to keep all chains."""
+    left = _REGISTERS - 1 - spare - 2 * rows
+    return max(_LEAST_TEMPORARIES, min(_MOST_TEMPORARIES, left))
 
 
 class _Writer:
-    """Writes the instructions; register r holds the sum of row r, those from `rows` on are lent."""
+    """Writes the instructions; register r holds the sum of row r, the `count` ones from `rows` on are lent."""
 
-    def __init__(self, rows: int) -> None:
-        count = temporaries(rows)
+    def __init__(self, rows: int, count: int) -> None:
         self.rows = rows
         self.delay = count - 3  # products that wait; two more hold codes, one is being made
         assert self.delay > 0, rows
@@ -79,20 +79,27 @@ class _Writer:
 
 
 def pair_sums(
-    builder: ir.IRBuilder, codes: ir.Value, record: ir.Value, rows: int, first: int, last: int
+    builder: ir.IRBuilder,
+    codes: ir.Value,
+    record: ir.Value,
+    rows: int,
+    first: int,
+    last: int,
+    spare: int,
 ) -> list[ir.Value]:
     """Per row 16 int16: sums of pairs of products over the columns 4 `first` .. 4 `last` - 1 of a block of 32.
 
     `codes`: address of the block's codes for 8 outputs, `record` of the rows' int8 activations, 32 bytes a row.
     """
     llvm.initialize_native_asmparser()
-    writer = _Writer(rows)
+    lent = temporaries(rows, spare)
+    writer = _Writer(rows, lent)
     for index in range(4):
         low, high = (first <= group < last for group in (index, index + 4))
         if low or high:
             writer.plane(index, low, high)
     writer.add(0)
-    count = rows + temporaries(rows)
+    count = rows + lent
     results = ir.LiteralStructType([vector(I16, 16)] * count)
     kind = ir.FunctionType(results, [I64, I64, vector(I8, 32)])
     constraints = ",".join(["=&x"] * count + ["r", "r", "x", "~{memory}"])

@@ -214,7 +214,8 @@ class _Emitter:
     ) -> list[ir.Value]:
         """AVX2, codes of four bits: all pairs of a block can be summed in int16."""
         start, rows = self.at(record, 32 * self.part.start), len(self.part)
-        pairs = pair_sums(self.b, codes, start, rows, first, last)
+        plain = not self.layout.zero and not self.layout.sub_scales
+        pairs = pair_sums(self.b, codes, start, rows, first, last, 1 if plain else 2)
         return [self.sum_of_pairs(pair) for pair in pairs]
 
     def sum_of_pairs(self, pairs: ir.Value) -> ir.Value:
