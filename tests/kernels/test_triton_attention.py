@@ -121,10 +121,12 @@ def test_rows_of_a_longer_context(programs):
         same_bits(run(memory, shape, length - rows, q[:1])[0], got[:1])
 
 
-def test_more_partial_results_than_a_merge_takes_at_once(monkeypatch):
+@pytest.mark.parametrize("few", [1, 2, 4])
+def test_more_partial_results_than_a_merge_takes_at_once(few, monkeypatch):
     """Four programs, of whose results a merge takes two at a time; windows that begin in another program's unit."""
     monkeypatch.setattr(gpu.backend(), "sms", 4)
     monkeypatch.setattr(triton_impl, "MERGE_PARTS", 2)
+    monkeypatch.setattr(triton_impl, "MERGE_FEW", few)
     for window, length in ((0, 600), (200, 600), (0, 150)):
         shape = shape_of(2, 1, 32, window=window)
         memory = Memory(1, 32, False)

@@ -132,7 +132,7 @@ class CudaMailbox:
 
 
 class CudaTape:
-    """A finished recording. One for few rows becomes a graph when it is first needed."""
+    """A finished recording. One for few rows, or a whole chunk, becomes a graph when it is first needed."""
 
     def __init__(
         self,
@@ -205,6 +205,12 @@ class CudaRecorder:
         assert not self.wide, self.rows
         return next(block for block in ROW_BLOCKS if block >= self.rows)
 
+    @property
+    def starts_alone(self) -> bool:
+        """All before the tape is done when its first launch begins: it is a graph, or launches do not overlap."""
+        few = self._first_rows <= EXACT_ROWS
+        return not self.owner.overlaps or (few and self.owner.graphs)
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Launches run one after the other."""
@@ -249,8 +255,10 @@ class CudaRecorder:
         self.steps.append(Transfer(host[:count], buffer.array[:count]))
 
     def finish(self) -> CudaTape:
-        """Wide runs are long enough to be launched one by one; their row counts are many."""
-        graph = self.owner.graphs and self._first_rows <= EXACT_ROWS
+        """Windows and whole chunks of a prompt become graphs; other row counts are many, and launched one by one."""
+        graph = self.owner.graphs and (
+            self._first_rows <= EXACT_ROWS or self._first_rows == self.owner.chunk
+        )
         return CudaTape(self.owner, self.steps, self.keep, graph=graph)
 
 
@@ -259,7 +267,7 @@ class CudaBackend:
 
     name = "cuda"
     threads = 4  # that load weights
-    chunk = 2048
+    chunk = 4096
     on_host = False
     asynchronous = True
 

@@ -2,15 +2,21 @@
 
 Positions come in units of UNIT; unit u belongs to program u modulo the number of programs of a kv head, which is fixed
 for a machine. A program takes its units in order, with a tile of rows and query heads of the kv head as the columns of
-a product keys x queries^T. A column's bits depend on its own query alone: a unit that it does not see multiplies by one
-and adds zero, and the tile has COLUMNS columns whatever the number of rows, so all widths run one machine code. Queries
-and weights go through the tensor cores as two float16 parts each, which keeps about 21 bits of them; a query's parts
-are two columns of one product.
+a product keys x queries^T. Queries and weights go through the tensor cores as two float16 parts each, which keeps about
+21 bits of them. A column's bits depend on its own query alone: a unit that it does not see multiplies by one and adds
+zero, and in tiles of every width it has the same matrix instructions (of 64 x 16 times 16 x 2 COLUMNS and more), sums
+in one thread, and one tree over warps.
 
-A multiprocessor has two programs, which wait for memory at different times. Before a program awaits the launch before
-it, it asks for its first units (FIRST) to come to the chip's cache: memory is idle then.
+Keys are folded: 32 keys are 64 rows of half a head, as many as a matrix instruction of Hopper has, and every query is
+two columns, one for each half. Which key is where keeps all that is added of a score in one thread.
+
+A multiprocessor has two programs, which wait for memory at different times. Keys and values of positions before this
+step's were written by earlier tapes (`CudaRecorder.starts_alone`), so a program need not await the launch before it to
+read them: it has its first units on their way (`Tile.early`) or asks for them to come to the chip's cache
+(`Tile.first`) while that one runs. Only a program whose first units hold rows of this step awaits `rope` first.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -34,13 +40,34 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
-UNIT, COLUMNS = 32, 16  # positions (they divide kernels.attention.SPLIT), queries of a tile
-SPLIT_WARPS, SPLIT_STAGES = 4, 3
+UNIT = 32  # positions (they divide kernels.attention.SPLIT)
+SPLIT_WARPS = 4
 SPLIT_PROGRAMS = 2  # of a multiprocessor
-FIRST = 3  # units of a program that are asked for ahead
-MERGE_COLUMNS, MERGE_WARPS = 32, 1  # columns of a program
-MERGE_PARTS = 64  # partial results that it takes at once
-LINE = 128  # bytes that come together from memory
+FOLDS = 64  # head size from which keys are folded
+MERGE_COLUMNS, MERGE_WARPS = 32, 2  # columns of a program
+MERGE_PARTS = 128  # partial results that it takes at once
+MERGE_FEW = 16  # .. where there are no more
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`first` units of a program are asked for before it waits, in its loop the unit that many turns `ahead`; `early`:
+    the units of its first turns are on their way to the multiprocessor when it waits.
+    """
+
+    columns: int
+    stages: int
+    first: int
+    ahead: int = 0
+    early: bool = False
+
+
+FEW_QUERIES = 8  # of a kv head
+FEW = Tile(8, 3, first=1)
+MANY = Tile(16, 2, first=3, ahead=3)
+PLAIN = Tile(
+    16, 3, first=3
+)  # where the head is too small for folded keys, or the cache has float32
 
 
 @triton.jit
@@ -52,71 +79,111 @@ def _low_part(x, high):
 def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
              COLUMNS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Query tile of one kv head, scaled; column c is head c % GROUP of row c // GROUP. float32 [PADDED, COLUMNS] for a
-    float32 cache, else the high parts and then the low parts, float16 [PADDED, 2 COLUMNS].
+    float32 cache, else float16 [PADDED, (column, part)].
     """
     TIMES: tl.constexpr = 1 if WIDE else 2
     i = tl.arange(0, TIMES * COLUMNS)
-    c = tile * COLUMNS + i % COLUMNS
-    d = tl.arange(0, PADDED)
+    d = tl.arange(0, PADDED)[None, :]
+    c = tile * COLUMNS + i // TIMES
     row = c // GROUP
     at = row * q_stride + (head * GROUP + c % GROUP) * SIZE
-    inside = (row < rows)[:, None] & (d < SIZE)[None, :]
-    x = tl.load(q + at[:, None] + d[None, :], mask=inside, other=0.0) * scale
+    inside = (row < rows)[:, None] & (d < SIZE)
+    x = tl.load(q + at[:, None] + d, mask=inside, other=0.0) * scale
     if WIDE:
         return tl.trans(x)
     else:
         high = x.to(tl.float16)
-        is_high = tl.broadcast_to((i < COLUMNS)[:, None], high.shape)
+        is_high = tl.broadcast_to((i % 2 == 0)[:, None], high.shape)
         return tl.trans(tl.where(is_high, high, _low_part(x, high)))
 
 
 @triton.jit
-def _scores(keys, query, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr):
-    """keys x queries^T [UNIT, COLUMNS]."""
-    if WIDE:
-        return tl.dot(keys, query, tl.zeros((UNIT, COLUMNS), tl.float32), input_precision="ieee")
-    else:
-        parts = tl.dot(keys, query, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
-        return tl.sum(tl.reshape(parts, (UNIT, 2, COLUMNS)), 1)
+def _folded_queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr,
+                    PADDED: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """The same for folded keys: float16 [PADDED / 2, (part, column, half of the head)]."""
+    HALF: tl.constexpr = PADDED // 2
+    i = tl.arange(0, 2 * COLUMNS)
+    d = tl.arange(0, HALF)[None, :]
+    c = tile * COLUMNS + i % COLUMNS
+    row = c // GROUP
+    at = q + (row * q_stride + (head * GROUP + c % GROUP) * SIZE)[:, None]
+    mine = (row < rows)[:, None]
+    x0 = tl.load(at + d, mask=mine & (d < SIZE), other=0.0) * scale
+    x1 = tl.load(at + (HALF + d), mask=mine & (HALF + d < SIZE), other=0.0) * scale
+    high0, high1 = x0.to(tl.float16), x1.to(tl.float16)
+    is_high = tl.broadcast_to((i < COLUMNS)[:, None], high0.shape)
+    both = tl.join(
+        tl.where(is_high, high0, _low_part(x0, high0)),
+        tl.where(is_high, high1, _low_part(x1, high1)),
+    )
+    return tl.reshape(tl.permute(both, (1, 0, 2)), (HALF, 4 * COLUMNS))
 
 
 @triton.jit
-def _weigh(scores, values, top, total, mixed, low, end, start, WIDE: tl.constexpr, UNIT: tl.constexpr,
-           COLUMNS: tl.constexpr):  # fmt: skip
-    """UNIT more keys from position `start` on: the running maximum [COLUMNS], sums of weights [UNIT / 16, COLUMNS] (of
-    16 keys each, which one warp has) and weighted values [PADDED, COLUMNS].
+def _scores(
+    keys, query, WIDE: tl.constexpr, FOLD: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """keys x queries^T [UNIT, COLUMNS]."""
+    if WIDE:
+        return tl.dot(keys, query, tl.zeros((UNIT, COLUMNS), tl.float32), input_precision="ieee")
+    elif FOLD:
+        parts = tl.dot(keys, query, tl.zeros((2 * UNIT, 4 * COLUMNS), tl.float32))
+        first, second = tl.split(tl.reshape(parts, (UNIT // 8, 2, 8, 2, COLUMNS, 2)))
+        half = tl.broadcast_to(tl.arange(0, 2)[None, :, None, None, None], first.shape)
+        both = tl.sum(tl.where(half == 0, first, second), 1)
+        return tl.reshape(tl.sum(both, 2), (UNIT, COLUMNS))
+    else:
+        parts = tl.dot(keys, query, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
+        return tl.sum(tl.reshape(parts, (UNIT, COLUMNS, 2)), 2)
+
+
+@triton.jit
+def _pairs(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Columns of x and y in turn, [ROWS, 2 COLUMNS]."""
+    return tl.reshape(tl.join(x, y), (ROWS, 2 * COLUMNS))
+
+
+@triton.jit
+def _weigh(
+    scores, values, top, total, mixed, low, end, start, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """UNIT more keys from position `start` on: the running maximum [COLUMNS], sums of weights by place in a unit [UNIT,
+    COLUMNS] and weighted values, [PADDED, COLUMNS] or, from weights in two parts, [PADDED, (column, part)].
     """
     at = start + tl.arange(0, UNIT)
     seen = (at[:, None] >= low[None, :]) & (at[:, None] < end[None, :])
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 0))
     base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(top - base)
+    shrink = tl.exp2(top - base)[None, :]
     weight = tl.exp2(scores - base[None, :])
-    parts = tl.sum(tl.reshape(weight, (UNIT // 16, 16, COLUMNS)), 1)
-    total = tl.fma(total, tl.broadcast_to(shrink[None, :], total.shape), parts)
-    mixed = mixed * shrink[None, :]
+    total = tl.fma(total, tl.broadcast_to(shrink, total.shape), weight)
     if WIDE:
-        mixed = tl.dot(tl.trans(values), weight, mixed, input_precision="ieee")
+        mixed = tl.dot(tl.trans(values), weight, mixed * shrink, input_precision="ieee")
     else:
         high = weight.to(tl.float16)
-        mixed = tl.dot(tl.trans(values), high, mixed)
-        mixed = tl.dot(tl.trans(values), _low_part(weight, high), mixed)
+        parts = _pairs(high, _low_part(weight, high), UNIT, COLUMNS)
+        mixed = tl.dot(tl.trans(values), parts, mixed * _pairs(shrink, shrink, 1, COLUMNS))
     return higher, total, mixed
 
 
 @triton.jit
-def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr, LINE: tl.constexpr):
+def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr):
     """Ask for the unit at `start` < `end` to come to the chip's cache; positions from `end` on are no one's."""
     if not INTERPRETED:
-        ITEMS: tl.constexpr = LINE * 8 // cache.dtype.element_ty.primitive_bitwidth
-        LINES: tl.constexpr = (UNIT * SIZE + ITEMS - 1) // ITEMS
-        SLOTS: tl.constexpr = triton.next_power_of_2(LINES)
-        item = tl.arange(0, SLOTS) * ITEMS
-        item = start.to(tl.int64) * SIZE + tl.minimum(item, (end - start) * SIZE - 1)
+        count = tl.minimum(end - start, UNIT) * (
+            SIZE * cache.dtype.element_ty.primitive_bitwidth // 8
+        )
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(cache + item).to(tl.int64)], dtype=tl.int32,
-            is_pure=False, pack=1,
+            """{
+            .reg .pred one;
+            .reg .b32 thread;
+            mov.u32 thread, %tid.x;
+            setp.eq.u32 one, thread, 0;
+            @one cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+            }""", "=r,l,r", [(cache + start.to(tl.int64) * SIZE).to(tl.int64), count], dtype=tl.int32, is_pure=False,
+            pack=1,
         )  # fmt: skip
 
 
@@ -124,8 +191,8 @@ def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr, LINE: tl.c
 def split_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, WIDE: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr,
-    FIRST: tl.constexpr, LINE: tl.constexpr,
+    WINDOW: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
+    PROGRAMS: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
@@ -140,36 +207,74 @@ def split_kernel(
     plane = layer * KV_HEADS + head
     keys = cache_plane(run, WORD_KEYS, plane, WIDE)
     values = cache_plane(run, WORD_VALUES, plane, WIDE)
+    asked = tl.where(tile == 0, units, 0)  # tiles share what comes
     for turn in tl.static_range(FIRST):
         unit = first + turn * PROGRAMS
-        if unit < units:
-            _fetch(keys, unit * UNIT, highest, SIZE, UNIT, LINE)
-            _fetch(values, unit * UNIT, highest, SIZE, UNIT, LINE)
-    await_inputs()
+        if unit < asked:
+            _fetch(keys, unit * UNIT, highest, SIZE, UNIT)
+            _fetch(values, unit * UNIT, highest, SIZE, UNIT)
+    if EARLY > 0:
+        last = first + (EARLY - 1) * PROGRAMS
+        if last >= position // UNIT:  # this step's rows are among them
+            await_inputs()
+    else:
+        await_inputs()
     if first < units:
         d = tl.arange(0, PADDED)
+        place = tl.arange(0, UNIT)
+        inner = place[:, None] * SIZE + d[None, :]
         within = (d < SIZE)[None, :]
-        inner = tl.arange(0, UNIT)[:, None] * SIZE + d[None, :]
-        x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE)
+        if FOLD:  # of a warp's eight keys the first halves, then the second halves: sums of both stay in a thread
+            HALF: tl.constexpr = PADDED // 2
+            r = tl.arange(0, 2 * UNIT)
+            key_place, element = (
+                r // 16 * 8 + r % 8,
+                (r // 8 % 2 * HALF)[:, None] + tl.arange(0, HALF)[None, :],
+            )
+            key_inner, key_within = key_place[:, None] * SIZE + element, element < SIZE
+        else:
+            key_place, key_inner, key_within = place, inner, within
+        if EARLY > 0:
+            x = tl.zeros((PADDED // 2, 4 * COLUMNS), tl.float16)
+        elif FOLD:
+            x = _folded_queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS)
+        else:
+            x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
         low = lowest_key(run, stands, WINDOW)
         end = end_key(stands, position + of_rows, CAUSAL, WINDOW)
         top = tl.full((COLUMNS,), float("-inf"), tl.float32)
-        total = tl.zeros((UNIT // 16, COLUMNS), tl.float32)
-        mixed = tl.zeros((PADDED, COLUMNS), tl.float32)
+        total = tl.zeros((UNIT, COLUMNS), tl.float32)
+        mixed = tl.zeros((PADDED, COLUMNS if WIDE else 2 * COLUMNS), tl.float32)
         for unit in range(first, units, PROGRAMS):
             start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
-            at = start + tl.arange(0, UNIT)
-            there = ((at >= lowest) & (at < highest))[:, None] & within
+            if AHEAD > 0:
+                later = unit + AHEAD * PROGRAMS
+                if later < asked:
+                    _fetch(keys, later * UNIT, highest, SIZE, UNIT)
+                    _fetch(values, later * UNIT, highest, SIZE, UNIT)
             skipped = start.to(tl.int64) * SIZE
-            key = tl.load(keys + skipped + inner, mask=there, other=0.0)
+            at = start + key_place
+            there = ((at >= lowest) & (at < highest))[:, None] & key_within
+            key = tl.load(keys + skipped + key_inner, mask=there, other=0.0)
+            at = start + place
+            there = ((at >= lowest) & (at < highest))[:, None] & within
             value = tl.load(values + skipped + inner, mask=there, other=0.0)
-            scores = _scores(key, x, WIDE, UNIT, COLUMNS)
+            if EARLY > 0:
+                begins = unit == first  # keys and values of the first turns are on their way
+                if begins:
+                    await_inputs()
+                    x = _folded_queries(
+                        q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS
+                    )
+            scores = _scores(key, x, WIDE, FOLD, UNIT, COLUMNS)
             top, total, mixed = _weigh(
                 scores, value, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
             )
         total = tl.sum(total, 0)
+        if not WIDE:
+            mixed = tl.sum(tl.reshape(mixed, (PADDED, COLUMNS, 2)), 2)
         row = c // GROUP
         at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
         mine = row < rows
@@ -179,37 +284,15 @@ def split_kernel(
         tl.store(sums + 2 * at + 1, total, mask=mine)
 
 
-@triton.jit(do_not_specialize=["first_row", "of_rows"])
-def merge_kernel(
-    partial, sums, run, gate, gate_stride, out, out_stride, q8, q8_stride, first_row, of_rows,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    GATED: tl.constexpr, QUANTISED: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-):  # fmt: skip
-    """COLUMNS of one row, as pieces that never cross a head; PARTS partial results at a time, in the order of the row's
-    units, of which the first PROGRAMS begin one each. A row's steps depend on its own position alone.
+@triton.jit
+def _merged(partial, sums, entry, inner, within, first, used, PADDED: tl.constexpr, PROGRAMS: tl.constexpr,
+            PARTS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr):  # fmt: skip
+    """Sums of weights [PIECES] and weighted values [PIECES, PIECE] of `used` partial results in the order of their
+    units, PARTS at a time.
     """
-    release_next()
-    PIECE: tl.constexpr = COLUMNS if SIZE % COLUMNS == 0 else 16
-    row = tl.program_id(0).to(tl.int64)
-    position = tl.load(run + WORD_POSITION).to(tl.int32)
-    query = position + first_row + tl.program_id(0)
-    first = lowest_key(run, query, WINDOW) // UNIT
-    units = (end_key(query, position + of_rows, CAUSAL, WINDOW) + UNIT - 1) // UNIT - first
-    used = tl.minimum(units, PROGRAMS)
-    piece = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS // PIECE) * PIECE
-    within = piece < HEADS * SIZE
-    entry = (row * HEADS + piece // SIZE) * PROGRAMS
-    column = tl.program_id(1) * COLUMNS + tl.reshape(tl.arange(0, COLUMNS), (COLUMNS // 32, 32))
-    inside = column < HEADS * SIZE
-    inner = (piece % SIZE)[:, None] + tl.arange(0, PIECE)[None, :]
-    top = tl.full((COLUMNS // PIECE,), float("-inf"), tl.float32)
-    total = tl.zeros((COLUMNS // PIECE,), tl.float32)
-    mixed = tl.zeros((COLUMNS // PIECE, PIECE), tl.float32)
-    await_inputs()
-    if GATED:
-        place = row * gate_stride + (column // SIZE * 2 + 1) * SIZE + column % SIZE
-        g = tl.load(gate + place, mask=inside, other=0.0)
+    top = tl.full((PIECES,), float("-inf"), tl.float32)
+    total = tl.zeros((PIECES,), tl.float32)
+    mixed = tl.zeros((PIECES, PIECE), tl.float32)
     for begin in range(0, used, PARTS):
         turn = begin + first * 0 + tl.arange(0, PARTS)
         there = (turn < used)[:, None] & within[None, :]
@@ -226,6 +309,46 @@ def merge_kernel(
         scaled = mixed * shrink[:, None]
         mixed = scaled + tl.sum(weight[:, :, None] * values, 0)
         top = higher
+    return total, mixed
+
+
+@triton.jit(do_not_specialize=["first_row", "of_rows"])
+def merge_kernel(
+    partial, sums, run, gate, gate_stride, out, out_stride, q8, q8_stride, first_row, of_rows,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    GATED: tl.constexpr, QUANTISED: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS of one row, as pieces that never cross a head; PARTS partial results at a time, in the order of the row's
+    units, of which the first PROGRAMS begin one each; FEW at a time where that is all, which saves the instructions of
+    what is not there. A row's steps depend on its own position alone.
+    """
+    release_next()
+    PIECE: tl.constexpr = COLUMNS if SIZE % COLUMNS == 0 else 16
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(run + WORD_POSITION).to(tl.int32)
+    query = position + first_row + tl.program_id(0)
+    first = lowest_key(run, query, WINDOW) // UNIT
+    units = (end_key(query, position + of_rows, CAUSAL, WINDOW) + UNIT - 1) // UNIT - first
+    used = tl.minimum(units, PROGRAMS)
+    piece = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS // PIECE) * PIECE
+    within = piece < HEADS * SIZE
+    entry = (row * HEADS + piece // SIZE) * PROGRAMS
+    column = tl.program_id(1) * COLUMNS + tl.reshape(tl.arange(0, COLUMNS), (COLUMNS // 32, 32))
+    inside = column < HEADS * SIZE
+    inner = (piece % SIZE)[:, None] + tl.arange(0, PIECE)[None, :]
+    await_inputs()
+    if GATED:
+        place = row * gate_stride + (column // SIZE * 2 + 1) * SIZE + column % SIZE
+        g = tl.load(gate + place, mask=inside, other=0.0)
+    if used <= FEW:
+        total, mixed = _merged(
+            partial, sums, entry, inner, within, first, used, PADDED, PROGRAMS, FEW, COLUMNS // PIECE, PIECE
+        )  # fmt: skip
+    else:
+        total, mixed = _merged(
+            partial, sums, entry, inner, within, first, used, PADDED, PROGRAMS, PARTS, COLUMNS // PIECE, PIECE
+        )  # fmt: skip
     y = tl.div_rn(mixed, tl.broadcast_to(total[:, None], (COLUMNS // PIECE, PIECE)))
     y = tl.reshape(y, (COLUMNS // 32, 32))
     if GATED:
@@ -250,14 +373,19 @@ def _record_few(
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
         "PROGRAMS": programs,
     }  # fmt: skip
-    tiles = -(-recorder.rows * group // COLUMNS)  # side by side: they share what comes from memory
+    folds = not wide and padded >= FOLDS
+    queries = recorder.rows * group
+    tile = PLAIN if not folds else FEW if queries <= FEW_QUERIES else MANY
+    tiles = -(-queries // tile.columns)  # side by side: they share what comes from memory
     grid = (tiles, min(programs, -(-context // UNIT)), shape.kv_heads)
     recorder.launch(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=COLUMNS, WIDE=wide, FIRST=FIRST, LINE=LINE,
-        num_warps=SPLIT_WARPS, num_stages=1 if wide else SPLIT_STAGES, overlap=True, **common, **EXACT,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=tile.columns, WIDE=wide, FOLD=folds,
+        FIRST=tile.first, AHEAD=tile.ahead,
+        EARLY=tile.stages if tile.early and recorder.starts_alone else 0,
+        num_warps=SPLIT_WARPS, num_stages=1 if wide else tile.stages, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
@@ -266,7 +394,8 @@ def _record_few(
         partial, sums, params.array, gate.array if gate else q.array, stride_of(gate.array) if gate else 0,
         out.f32.array, stride_of(out.f32.array), q8, q8_stride, first_row, of_rows,
         HEADS=shape.heads, GATED=gate is not None, QUANTISED=out.q8 is not None, COLUMNS=MERGE_COLUMNS,
-        PARTS=min(programs, MERGE_PARTS), num_warps=MERGE_WARPS, overlap=True, **common, **EXACT,
+        PARTS=min(programs, MERGE_PARTS), FEW=min(programs, MERGE_FEW),
+        num_warps=MERGE_WARPS, overlap=True, **common, **EXACT,
     )  # fmt: skip
 
 
