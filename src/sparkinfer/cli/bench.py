@@ -141,6 +141,7 @@ def _measure_forwards(
             "name": target.config.name,
             "architecture": target.config.architecture,
             "weight_bytes_per_token": target.weight_bytes_per_token,
+            "head_screened": target.screened,
         }
     if as_json:
         for result in results:
