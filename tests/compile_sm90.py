@@ -37,7 +37,7 @@ class Target:
 class Owner:
     """As much of a CudaBackend as recording needs. Memory is never read or written."""
 
-    name, sms, interpreted, overlaps, graphs = "cuda", 132, False, True, True
+    name, sms, interpreted, overlaps = "cuda", 132, False, True
 
     def __init__(self, wide_cache: bool) -> None:
         self.wide_cache = wide_cache

@@ -205,12 +205,6 @@ class CudaRecorder:
         assert not self.wide, self.rows
         return next(block for block in ROW_BLOCKS if block >= self.rows)
 
-    @property
-    def starts_alone(self) -> bool:
-        """All before the tape is done when its first launch begins: it is a graph, or launches do not overlap."""
-        few = self._first_rows <= EXACT_ROWS
-        return not self.owner.overlaps or (few and self.owner.graphs)
-
     @contextmanager
     def together(self) -> Iterator[None]:
         """Launches run one after the other."""

@@ -4,19 +4,16 @@ Positions come in units of UNIT; unit u belongs to program u modulo the number o
 for a machine. A program takes its units in order, with a tile of rows and query heads of the kv head as the columns of
 a product keys x queries^T. Queries and weights go through the tensor cores as two float16 parts each, which keeps about
 21 bits of them. A column's bits depend on its own query alone: a unit that it does not see multiplies by one and adds
-zero, and in tiles of every width it has the same matrix instructions (of 64 x 16 times 16 x 2 COLUMNS and more), sums
-in one thread, and one tree over warps.
+zero, and in a tile of 8 columns it has the same matrix instructions (of 64 x 16, only narrower on the queries' side),
+the same sums in one thread and the same tree over threads as in one of 16.
 
-Keys are folded: 32 keys are 64 rows of half a head, as many as a matrix instruction of Hopper has, and every query is
-two columns, one for each half. Which key is where keeps all that is added of a score in one thread.
+Keys are folded: 32 keys are 64 rows of half a head, as many as a matrix instruction of Hopper takes, and a part of a
+query is two columns, one for each half. Which key is where keeps all that is added of a score in one thread.
 
-A multiprocessor has two programs, which wait for memory at different times. Keys and values of positions before this
-step's were written by earlier tapes (`CudaRecorder.starts_alone`), so a program need not await the launch before it to
-read them: it has its first units on their way (`Tile.early`) or asks for them to come to the chip's cache
-(`Tile.first`) while that one runs. Only a program whose first units hold rows of this step awaits `rope` first.
+A multiprocessor has one program with five units on their way. Before a program awaits the launch before it, it asks for
+its first units (FIRST) to come to the chip's cache.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import triton
@@ -42,32 +39,16 @@ from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release
 
 UNIT = 32  # positions (they divide kernels.attention.SPLIT)
 SPLIT_WARPS = 4
-SPLIT_PROGRAMS = 2  # of a multiprocessor
+SPLIT_PROGRAMS = 1  # of a multiprocessor
+FIRST = 3  # units of a program that are asked for ahead
+FEW_QUERIES = 8  # of a kv head: no more than these have the narrow tile
+FEW = 8, 6  # columns of a tile, stages of its loads
+MANY = 16, 5
+PLAIN = 16, 3  # where the head is too small for folded keys, or the cache has float32
 FOLDS = 64  # head size from which keys are folded
 MERGE_COLUMNS, MERGE_WARPS = 32, 2  # columns of a program
 MERGE_PARTS = 128  # partial results that it takes at once
 MERGE_FEW = 16  # .. where there are no more
-
-
-@dataclass(frozen=True)
-class Tile:
-    """`first` units of a program are asked for before it waits, in its loop the unit that many turns `ahead`; `early`:
-    the units of its first turns are on their way to the multiprocessor when it waits.
-    """
-
-    columns: int
-    stages: int
-    first: int
-    ahead: int = 0
-    early: bool = False
-
-
-FEW_QUERIES = 8  # of a kv head
-FEW = Tile(8, 3, first=1)
-MANY = Tile(16, 2, first=3, ahead=3)
-PLAIN = Tile(
-    16, 3, first=3
-)  # where the head is too small for folded keys, or the cache has float32
 
 
 @triton.jit
@@ -77,14 +58,20 @@ def _low_part(x, high):
 
 @triton.jit
 def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-             COLUMNS: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+             COLUMNS: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr):  # fmt: skip
     """Query tile of one kv head, scaled; column c is head c % GROUP of row c // GROUP. float32 [PADDED, COLUMNS] for a
-    float32 cache, else float16 [PADDED, (column, part)].
+    float32 cache, else float16: [PADDED, (column, part)], or folded [PADDED / 2, (part, column, half of the head)].
     """
-    TIMES: tl.constexpr = 1 if WIDE else 2
+    TIMES: tl.constexpr = 1 if WIDE else 4 if FOLD else 2
+    LENGTH: tl.constexpr = PADDED // 2 if FOLD else PADDED
     i = tl.arange(0, TIMES * COLUMNS)
-    d = tl.arange(0, PADDED)[None, :]
-    c = tile * COLUMNS + i // TIMES
+    d = tl.arange(0, LENGTH)[None, :]
+    if FOLD:
+        c, is_high = i // 2 % COLUMNS, i < 2 * COLUMNS
+        d = d + (i % 2 * LENGTH)[:, None]
+    else:
+        c, is_high = i // (2 if TIMES == 2 else 1), i % 2 == 0
+    c += tile * COLUMNS
     row = c // GROUP
     at = row * q_stride + (head * GROUP + c % GROUP) * SIZE
     inside = (row < rows)[:, None] & (d < SIZE)
@@ -93,30 +80,8 @@ def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl
         return tl.trans(x)
     else:
         high = x.to(tl.float16)
-        is_high = tl.broadcast_to((i % 2 == 0)[:, None], high.shape)
+        is_high = tl.broadcast_to(is_high[:, None], high.shape)
         return tl.trans(tl.where(is_high, high, _low_part(x, high)))
-
-
-@triton.jit
-def _folded_queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr,
-                    PADDED: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """The same for folded keys: float16 [PADDED / 2, (part, column, half of the head)]."""
-    HALF: tl.constexpr = PADDED // 2
-    i = tl.arange(0, 2 * COLUMNS)
-    d = tl.arange(0, HALF)[None, :]
-    c = tile * COLUMNS + i % COLUMNS
-    row = c // GROUP
-    at = q + (row * q_stride + (head * GROUP + c % GROUP) * SIZE)[:, None]
-    mine = (row < rows)[:, None]
-    x0 = tl.load(at + d, mask=mine & (d < SIZE), other=0.0) * scale
-    x1 = tl.load(at + (HALF + d), mask=mine & (HALF + d < SIZE), other=0.0) * scale
-    high0, high1 = x0.to(tl.float16), x1.to(tl.float16)
-    is_high = tl.broadcast_to((i < COLUMNS)[:, None], high0.shape)
-    both = tl.join(
-        tl.where(is_high, high0, _low_part(x0, high0)),
-        tl.where(is_high, high1, _low_part(x1, high1)),
-    )
-    return tl.reshape(tl.permute(both, (1, 0, 2)), (HALF, 4 * COLUMNS))
 
 
 @triton.jit
@@ -192,7 +157,7 @@ def split_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
-    PROGRAMS: tl.constexpr, FIRST: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    PROGRAMS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
@@ -213,12 +178,7 @@ def split_kernel(
         if unit < asked:
             _fetch(keys, unit * UNIT, highest, SIZE, UNIT)
             _fetch(values, unit * UNIT, highest, SIZE, UNIT)
-    if EARLY > 0:
-        last = first + (EARLY - 1) * PROGRAMS
-        if last >= position // UNIT:  # this step's rows are among them
-            await_inputs()
-    else:
-        await_inputs()
+    await_inputs()
     if first < units:
         d = tl.arange(0, PADDED)
         place = tl.arange(0, UNIT)
@@ -234,12 +194,7 @@ def split_kernel(
             key_inner, key_within = key_place[:, None] * SIZE + element, element < SIZE
         else:
             key_place, key_inner, key_within = place, inner, within
-        if EARLY > 0:
-            x = tl.zeros((PADDED // 2, 4 * COLUMNS), tl.float16)
-        elif FOLD:
-            x = _folded_queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS)
-        else:
-            x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE)
+        x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE, FOLD)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
         low = lowest_key(run, stands, WINDOW)
@@ -249,11 +204,6 @@ def split_kernel(
         mixed = tl.zeros((PADDED, COLUMNS if WIDE else 2 * COLUMNS), tl.float32)
         for unit in range(first, units, PROGRAMS):
             start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
-            if AHEAD > 0:
-                later = unit + AHEAD * PROGRAMS
-                if later < asked:
-                    _fetch(keys, later * UNIT, highest, SIZE, UNIT)
-                    _fetch(values, later * UNIT, highest, SIZE, UNIT)
             skipped = start.to(tl.int64) * SIZE
             at = start + key_place
             there = ((at >= lowest) & (at < highest))[:, None] & key_within
@@ -261,13 +211,6 @@ def split_kernel(
             at = start + place
             there = ((at >= lowest) & (at < highest))[:, None] & within
             value = tl.load(values + skipped + inner, mask=there, other=0.0)
-            if EARLY > 0:
-                begins = unit == first  # keys and values of the first turns are on their way
-                if begins:
-                    await_inputs()
-                    x = _folded_queries(
-                        q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS
-                    )
             scores = _scores(key, x, WIDE, FOLD, UNIT, COLUMNS)
             top, total, mixed = _weigh(
                 scores, value, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
@@ -375,17 +318,15 @@ def _record_few(
     }  # fmt: skip
     folds = not wide and padded >= FOLDS
     queries = recorder.rows * group
-    tile = PLAIN if not folds else FEW if queries <= FEW_QUERIES else MANY
-    tiles = -(-queries // tile.columns)  # side by side: they share what comes from memory
+    columns, stages = PLAIN if not folds else FEW if queries <= FEW_QUERIES else MANY
+    tiles = -(-queries // columns)  # side by side: they share what comes from memory
     grid = (tiles, min(programs, -(-context // UNIT)), shape.kv_heads)
     recorder.launch(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=tile.columns, WIDE=wide, FOLD=folds,
-        FIRST=tile.first, AHEAD=tile.ahead,
-        EARLY=tile.stages if tile.early and recorder.starts_alone else 0,
-        num_warps=SPLIT_WARPS, num_stages=1 if wide else tile.stages, overlap=True, **common, **EXACT,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=wide, FOLD=folds, FIRST=FIRST,
+        num_warps=SPLIT_WARPS, num_stages=1 if wide else stages, overlap=True, **common, **EXACT,
     )  # fmt: skip
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
