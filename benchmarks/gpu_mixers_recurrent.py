@@ -229,15 +229,15 @@ class RecurrentCase:
         delta.COLUMNS, delta.WARPS = before
         self.bench.set(self.params, advance=1)
         wide_before = (
-            delta_wide.PRECISION,
             delta_wide.COLUMNS,
+            delta_wide.RESULT_COLUMNS,
             delta_wide.SCAN_WARPS,
             delta_wide.SCAN_STAGES,
         )
-        for choice in (("bf16x3", 32, 4, 1), ("bf16x3", 64, 4, 1), ("tf32", 32, 4, 2)):
+        for choice in ((32, 128, 4, 2), (32, 64, 4, 2), (32, 128, 8, 2), (32, 128, 4, 3)):
             (
-                delta_wide.PRECISION,
                 delta_wide.COLUMNS,
+                delta_wide.RESULT_COLUMNS,
                 delta_wide.SCAN_WARPS,
                 delta_wide.SCAN_STAGES,
             ) = choice
@@ -251,14 +251,14 @@ class RecurrentCase:
             self.delta.mul_(0.1)
             note = f"{1e9 * seconds / 2048:.0f} ns a row, error {self.delta_error(2048):.1e}"
             self.bench.report(
-                f"delta rows 2048 precision, columns, warps, stages {choice}",
+                f"delta rows 2048 columns of scan and results, scan's warps, stages {choice}",
                 seconds,
                 0,
                 note,
             )
         (
-            delta_wide.PRECISION,
             delta_wide.COLUMNS,
+            delta_wide.RESULT_COLUMNS,
             delta_wide.SCAN_WARPS,
             delta_wide.SCAN_STAGES,
         ) = wide_before

@@ -60,6 +60,8 @@ def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
     quantise(run, activation(rows, 4096))
     yield "norms", run
     yield "experts", mixture(rows)
+    if rows > 16:
+        yield "experts, few slots", mixture(512)
 
 
 def mixture(rows: int) -> CudaRecorder:

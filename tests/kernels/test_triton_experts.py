@@ -5,7 +5,13 @@ import pytest
 from gpu_machine import activation, backend, blank, blank_activation, filled, host, run
 from kernel_machine import assert_close, random_blocks, random_rows, same_bits
 
-from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
+from sparkinfer.kernels.experts import (
+    ExpertBuffers,
+    experts_combine,
+    experts_hidden,
+    experts_out,
+    triton_large,
+)
 from sparkinfer.kernels.experts.reference import experts as experts_reference
 from sparkinfer.kernels.gated_linear import gated_linear
 from sparkinfer.kernels.gated_linear.reference import gated_linear as gated_reference
@@ -103,7 +109,12 @@ class Block:
         experts_out(recorder, self.down, routing, buffers)
         experts_combine(recorder, routing, buffers, common, gates, self.experts, out)
         run(recorder)
+        self.kernels = [step.kernel for step in recorder.steps]
         return host(out)
+
+    def launched(self, *kernels):
+        """Whether the last run had them."""
+        return set(kernels) <= set(self.kernels)
 
     def reference(self, x, logits, shared, base):
         """The specification, and how much one code of an int8 hidden row can change."""
@@ -174,6 +185,38 @@ def test_more_rows_than_a_window(gate, down):
         base + gate * shared + experts_reference(x, ids, weights, *parts, 0 * shared, logits[:, -1])
     )
     assert np.linalg.norm(got - wanted) < 1e-3 * np.linalg.norm(wanted - base)
+
+
+@pytest.mark.parametrize(
+    ("gate", "down", "n", "width"),
+    [
+        ("Q8_0", "Q4_0", 64, 32),
+        ("Q4_1", "Q5_1", 64, 32),
+        pytest.param("Q4_K", "Q5_K", 256, 256, marks=pytest.mark.long),
+        pytest.param("Q6_K", "Q8_0", 256, 256, marks=pytest.mark.long),
+    ],
+)
+def test_many_slots_of_an_expert(monkeypatch, gate, down, n, width):
+    """Tiles of 32 slots: whole ones, tails, an expert without slots. 1e-3 of the size of what is added."""
+    for name, outputs, inputs_ in (("HIDDEN", width, n), ("OUT", n, width)):
+        tile = triton_large.Tile(32, min(outputs, 64), min(inputs_ // 32, 4), 4, 2, 16)
+        monkeypatch.setattr(triton_large, name, tile)
+    monkeypatch.setattr(triton_large, "FULL", 16)
+    block, (x, logits, shared, base) = Block(gate, down, 4, 2, n, width), inputs(37, n, 4)
+    logits[:, 3] = -1000
+    logits[:34, 1] = 1000
+    got = block.run(x, logits, shared, base)
+    assert block.launched(triton_large.large_hidden_kernel, triton_large.large_sum_kernel)
+    ids, weights = route_reference(logits[:, :4], 2)
+    sigmoid = 1 / (1 + np.exp(-logits[:, -1:].astype(np.float64)))
+    parts = (block.gate_values, block.up_values, block.down_values)
+    wanted = (
+        base
+        + sigmoid * shared
+        + experts_reference(x, ids, weights, *parts, 0 * shared, logits[:, -1])
+    )
+    assert np.linalg.norm(got - wanted) < 1e-3 * np.linalg.norm(wanted - base)
+    same_bits(block.run(x, logits, shared, base), got)
 
 
 class Mixture(Block):

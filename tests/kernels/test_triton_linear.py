@@ -148,6 +148,10 @@ def test_a_weight_may_be_unpacked_once_for_all_rows(monkeypatch, format_name):
     error = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
     assert (error < 1e-3).all()
     assert_close(added, before + got, np.abs(before) + np.abs(got), 1e-6)
+    with monkeypatch.context() as narrow:
+        narrow.setattr(triton_wide, "UNPACK_OUTPUTS", 256)
+        [small] = products(x, [packed])
+    assert_close(small, got, np.abs(got) + np.abs(wanted).max(), 1e-6)
     gate, up = weight(format_name, 64, 512)[0], weight(format_name, 64, 512, seed=2)[0]
     once = host(gated(gate, up, x / 30, 64, quantised=True).f32)
     monkeypatch.setattr(triton_wide, "UNPACK_ROWS", 1000)

@@ -244,9 +244,9 @@ def test_a_mixture(mixture):
     assert_close(normed, wanted, np.abs(wanted), 2e-6)
 
 
-def test_a_mixture_of_many_rows(mixture):
-    """Float16 products; the first rows' experts are the same, being chosen by products of floats."""
-    count = 200 if not SMALL else 20
+@pytest.mark.parametrize("count", [200, 1600] if not SMALL else [20])
+def test_a_mixture_of_many_rows(mixture, count):
+    """Float16 products, in both forms; the first rows' experts are the same, being chosen by products of floats."""
     x, base = random_rows(count, mixture.embed), random_rows(count, mixture.embed, seed=3)
     many, few = mixture.run(x, base), mixture.run(x[:MOST], base[:MOST])
     again = mixture.run(x, base)

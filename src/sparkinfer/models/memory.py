@@ -84,7 +84,7 @@ def _row_values(config: ModelConfig) -> int:
     widest = max(embed, width, config.n_ff)
     if config.gdn is not None:
         gdn = config.gdn
-        count += 2 * gdn.channels + 5.5 * gdn.value_width + (2 * 64 + 3) * gdn.value_heads
+        count += 2 * gdn.channels + 8.5 * gdn.value_width + (2 * 64 + 3) * gdn.value_heads
         widest = max(widest, gdn.value_width)
     if config.moe is None:
         count += 1.3 * config.n_ff

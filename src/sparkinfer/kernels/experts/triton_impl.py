@@ -9,7 +9,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
-from sparkinfer.kernels.experts import ExpertBuffers, triton_few
+from sparkinfer.kernels.experts import ExpertBuffers, triton_few, triton_large
 from sparkinfer.kernels.experts.triton_wide import record_wide_hidden, record_wide_out
 from sparkinfer.kernels.gated_linear.triton_impl import (
     BLOCK,
@@ -144,6 +144,8 @@ def record_hidden(
     """Pinned as `linear`: a row's result does not depend on the other rows of its expert."""
     assert gate.outputs % BLOCK == 0 and gate.quantised == up.quantised, gate
     if recorder.wide and gate.quantised:
+        if triton_large.record_hidden(recorder, x, gate, up, routing, buffers):
+            return
         record_wide_hidden(recorder, x, gate, up, routing, buffers)
         return
     if not recorder.wide and triton_few.record_hidden(recorder, x, gate, up, routing, buffers):
@@ -174,6 +176,8 @@ def record_out(
 ) -> None:
     """Pinned as `linear`."""
     if recorder.wide and down.quantised:
+        if triton_large.record_out(recorder, down, routing, buffers):
+            return
         record_wide_out(recorder, down, routing, buffers)
         return
     outputs = _expected(routing, down.padded_outputs)
@@ -202,6 +206,8 @@ def record_combine(
     """Pinned: the shared expert first, then the ranks in order, each with one fused multiply-add."""
     gate: torch.Tensor = gates.array[:, column:]
     if not recorder.wide and triton_few.record_sum(recorder, routing, shared, gate, out):
+        return
+    if recorder.wide and triton_large.record_sum(recorder, routing, buffers, shared, gate, out):
         return
     arrays = (routing.weights.array, buffers.out.array, shared.array, gate, out.array)
     strided = [part for array in arrays for part in (array, stride_of(array))]

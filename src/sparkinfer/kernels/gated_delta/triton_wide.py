@@ -4,9 +4,12 @@ With unit keys K and queries Q [CHUNK, n], values V, gates b, decays summed up i
 head), M[i, j] = exp(G[i] - G[j]) on and below the diagonal and the state S before the chunk:
 A = strictly lower part of b K K^T M;  T = (I + A)^-1;  U = T b V;  W = T b exp(G) K;
 V' = U - W S;  out = exp(G) Q S + (lower part of Q K^T M) V';  S = exp(G_last) S + (exp(G_last - G) K)^T V'.
-`chunk_kernel` does what needs no state for all chunks at once, `scan_kernel` the rest, chunk by chunk.
+`chunk_kernel` does what needs no state for all chunks at once, `scan_kernel` takes the state through them and keeps it
+as it was before each, `result_kernel` gives the rows, again for all chunks at once.
+Products are taken of numbers in two bfloat16 parts (three products of parts): about 16 bits of them.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -20,18 +23,48 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 CHUNK = 64
 SMALLEST = 64  # head size: for less, Triton 3.6 lets warps read shared memory before one of them has written it
 BLOCK = 8  # rows of a diagonal block whose inverse is taken first: its powers cannot grow much
-COLUMNS = 32  # of the state, of a program of the scan
-PRECISION = "bf16x3"  # products of float32 numbers in three parts
-CHUNK_WARPS, SCAN_WARPS, SCAN_STAGES = 4, 4, 2
+COLUMNS, RESULT_COLUMNS = 32, 128  # of the state, of a program of the scan and of the results
+CHUNK_WARPS, SCAN_WARPS, RESULT_WARPS = 4, 4, 4
+SCAN_STAGES = 2  # with one, ptxas 12.8 takes the changes from a wrong place (tests/sass.py, `misled_products`)
 
 
 @triton.jit
-def _dot(a, b, PRECISION: tl.constexpr):
-    return tl.dot(a, b, input_precision=PRECISION)
+def _parts(x):
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
-def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+def _store_parts(target, x, distance):
+    high, low = _parts(x)
+    tl.store(target, high)
+    tl.store(target + distance, low)
+
+
+@triton.jit
+def _product(high, low, right_high, right_low):
+    """A product of numbers in two parts; that of the low parts is below what counts."""
+    total = tl.dot(low, right_high)
+    total = tl.dot(high, right_low, total)
+    return tl.dot(high, right_high, total)
+
+
+@triton.jit
+def _series(x, one):
+    """(I - x)(I + x^2)(I + x^4)."""
+    high, low = _parts(x)
+    square = _product(high, low, high, low)
+    total = one - x
+    high, low = _parts(square)
+    total_high, total_low = _parts(total)
+    total += _product(total_high, total_low, high, low)
+    square_high, square_low = _parts(_product(high, low, high, low))
+    total_high, total_low = _parts(total)
+    return total + _product(total_high, total_low, square_high, square_low)
+
+
+@triton.jit
+def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """(I + a)^-1 for a strictly lower triangular a.
 
     I + a = D (I + N) with D of the diagonal blocks. Both factors have inverses that are short products, because a
@@ -40,16 +73,11 @@ def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexp
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     one = (i == j).to(tl.float32)
     near = tl.where(i // BLOCK == j // BLOCK, a, 0.0)
-    square = _dot(near, near, PRECISION)
-    inner = one - near
-    inner += _dot(inner, square, PRECISION)
-    inner += _dot(inner, _dot(square, square, PRECISION), PRECISION)
-    far = _dot(inner, a - near, PRECISION)
-    square = _dot(far, far, PRECISION)
-    outer = one - far
-    outer += _dot(outer, square, PRECISION)
-    outer += _dot(outer, _dot(square, square, PRECISION), PRECISION)
-    return _dot(outer, inner, PRECISION)
+    inner = _series(near, one)
+    high, low = _parts(inner)
+    far_high, far_low = _parts(a - near)
+    outer_high, outer_low = _parts(_series(_product(high, low, far_high, far_low), one))
+    return _product(outer_high, outer_low, high, low)
 
 
 @triton.jit
@@ -76,12 +104,13 @@ def _unit_scale(x, eps):
 
 @triton.jit(do_not_specialize=["rows"])
 def chunk_kernel(
-    qkv, qkv_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, u, w, inside, scales, rows, eps, factor,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    qkv, qkv_stride, alpha, alpha_stride, beta, beta_stride, rates, biases, u, w, keys, inside, scales, decays, rows,
+    eps, factor, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """u, w [chunk, head, CHUNK, SIZE], inside [chunk, head, CHUNK, CHUNK] and what the scan multiplies queries, keys
-    and the state by, scales [chunk, head, 3, CHUNK]. Sums of logarithms are float64: their differences are what counts.
+    """u [chunk, head, CHUNK, SIZE], w and keys [chunk, head, 2, CHUNK, SIZE] (both parts), inside [chunk, head, CHUNK,
+    CHUNK], what queries and the state are multiplied by: scales [chunk, head, CHUNK] and decays [chunk, head].
+    Sums of logarithms are float64: their differences are what counts.
     """
     release_next()
     chunk, head = tl.program_id(0), tl.program_id(1)
@@ -103,35 +132,45 @@ def chunk_kernel(
     ratio = tl.where(
         lower, tl.exp(tl.where(lower, total[:, None] - total[None, :], 0.0).to(tl.float32)), 0.0
     )
-    a = gate[:, None] * _dot(k, tl.trans(k), PRECISION) * ratio
-    inverse = _inverse(tl.where(i[:, None] > i[None, :], a, 0.0), CHUNK, BLOCK, PRECISION)
     place = (chunk * VALUE_HEADS + head).to(tl.int64) * CHUNK + i
-    d = tl.arange(0, SIZE)
-    v = _rows_of(qkv + (2 * KEY_HEADS + head) * SIZE, qkv_stride, row, rows, SIZE)
-    tl.store(u + place[:, None] * SIZE + d[None, :], _dot(inverse, v * gate[:, None], PRECISION))
-    scaled = k * (gate * tl.exp(total.to(tl.float32)))[:, None]
-    tl.store(w + place[:, None] * SIZE + d[None, :], _dot(inverse, scaled, PRECISION))
+    last = tl.sum(log, 0)
     q = _rows_of(qkv + key_head * SIZE, qkv_stride, row, rows, SIZE)
     q_scale = _unit_scale(q, eps) * factor
     q *= q_scale[:, None]
-    tl.store(inside + place[:, None] * CHUNK + i[None, :], _dot(q, tl.trans(k), PRECISION) * ratio)
-    scale = scales + (chunk * VALUE_HEADS + head).to(tl.int64) * 3 * CHUNK + i
-    last = tl.sum(log, 0)
-    tl.store(scale, q_scale * tl.exp(total.to(tl.float32)))
-    tl.store(scale + CHUNK, k_scale * tl.exp((last - total).to(tl.float32)))
-    tl.store(scale + 2 * CHUNK, tl.exp(last.to(tl.float32)) + tl.zeros((CHUNK,), tl.float32))
+    k_high, k_low = _parts(k)
+    q_high, q_low = _parts(q)
+    inner = _product(q_high, q_low, tl.trans(k_high), tl.trans(k_low))
+    answers = _product(k_high, k_low, tl.trans(k_high), tl.trans(k_low))
+    tl.store(inside + place[:, None] * CHUNK + i[None, :], inner * ratio)
+    tl.store(scales + place, q_scale * tl.exp(total.to(tl.float32)))
+    tl.store(decays + chunk * VALUE_HEADS + head, tl.exp(last.to(tl.float32)))
+    a = tl.where(i[:, None] > i[None, :], gate[:, None] * answers * ratio, 0.0)
+    t_high, t_low = _parts(_inverse(a, CHUNK, BLOCK))
+    d = tl.arange(0, SIZE)
+    v = _rows_of(qkv + (2 * KEY_HEADS + head) * SIZE, qkv_stride, row, rows, SIZE)
+    v_high, v_low = _parts(v * gate[:, None])
+    tl.store(u + place[:, None] * SIZE + d[None, :], _product(t_high, t_low, v_high, v_low))
+    # keys again: kept in registers they would push others out
+    k = (
+        _rows_of(qkv + (KEY_HEADS + key_head) * SIZE, qkv_stride, row, rows, SIZE)
+        * k_scale[:, None]
+    )
+    both = ((chunk * VALUE_HEADS + head).to(tl.int64) * 2 * CHUNK + i)[:, None] * SIZE + d[None, :]
+    _store_parts(keys + both, k * tl.exp((last - total).to(tl.float32))[:, None], CHUNK * SIZE)
+    x_high, x_low = _parts(k * (gate * tl.exp(total.to(tl.float32)))[:, None])
+    _store_parts(w + both, _product(t_high, t_low, x_high, x_low), CHUNK * SIZE)
 
 
 @triton.jit(do_not_specialize=["rows", "layer"])
 def scan_kernel(
-    qkv, qkv_stride, u, w, inside, scales, run, out, out_stride, rows, layer,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    u, w, keys, decays, states, run, rows, layer,
+    VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS columns of one head's state through all chunks."""
+    """COLUMNS columns of one head's state through all chunks: u becomes V', states [chunk, head, 2, SIZE, SIZE] holds
+    both parts of the state before each chunk.
+    """
     release_next()
     part, head = tl.program_id(0), tl.program_id(1)
-    key_head = head % KEY_HEADS
     i, d = tl.arange(0, CHUNK), tl.arange(0, SIZE)
     c = part * COLUMNS + tl.arange(0, COLUMNS)
     state = floats_at(run, WORD_RECURRENT) + (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
@@ -139,25 +178,52 @@ def scan_kernel(
     await_inputs()
     s = tl.load(state + place)
     for chunk in range((rows + CHUNK - 1) // CHUNK):
-        row = chunk * CHUNK + i
-        here = (chunk * VALUE_HEADS + head).to(tl.int64) * CHUNK
-        at = here + i
-        scale = scales + here * 3
-        q_scale, k_scale = tl.load(scale + i), tl.load(scale + CHUNK + i)
-        decay = tl.load(scale + 2 * CHUNK)
-        change = tl.load(u + at[:, None] * SIZE + c[None, :])
-        change -= _dot(tl.load(w + at[:, None] * SIZE + d[None, :]), s, PRECISION)
-        q = _rows_of(qkv + key_head * SIZE, qkv_stride, row, rows, SIZE) * q_scale[:, None]
-        result = _dot(q, s, PRECISION)
-        result += _dot(tl.load(inside + at[:, None] * CHUNK + i[None, :]), change, PRECISION)
-        target = out + row.to(tl.int64)[:, None] * out_stride + head * SIZE + c[None, :]
-        tl.store(target, result, mask=(row < rows)[:, None])
-        k = (
-            _rows_of(qkv + (KEY_HEADS + key_head) * SIZE, qkv_stride, row, rows, SIZE)
-            * k_scale[:, None]
-        )
-        s = s * decay + _dot(tl.trans(k), change, PRECISION)
+        here = chunk * VALUE_HEADS + head
+        both = here.to(tl.int64) * 2 * CHUNK * SIZE + i[:, None] * SIZE + d[None, :]
+        w_high, w_low = tl.load(w + both), tl.load(w + both + CHUNK * SIZE)
+        k_high, k_low = tl.load(keys + both), tl.load(keys + both + CHUNK * SIZE)
+        target = u + (here.to(tl.int64) * CHUNK + i)[:, None] * SIZE + c[None, :]
+        before = tl.load(target)
+        decay = tl.load(decays + here)
+        s_high, s_low = _parts(s)
+        kept = states + here.to(tl.int64) * 2 * SIZE * SIZE + place
+        tl.store(kept, s_high)
+        tl.store(kept + SIZE * SIZE, s_low)
+        change = before - _product(w_high, w_low, s_high, s_low)
+        tl.store(target, change)
+        c_high, c_low = _parts(change)
+        s = s * decay + _product(tl.trans(k_high), tl.trans(k_low), c_high, c_low)
     tl.store(state + place, s)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def result_kernel(
+    qkv, qkv_stride, u, inside, scales, states, out, out_stride, rows,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS columns of a head's rows of one chunk."""
+    release_next()
+    part, chunk, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    i, d = tl.arange(0, CHUNK), tl.arange(0, SIZE)
+    c = part * COLUMNS + tl.arange(0, COLUMNS)
+    row = chunk * CHUNK + i
+    here = (chunk * VALUE_HEADS + head).to(tl.int64)
+    at = here * CHUNK + i
+    await_inputs()
+    kept = states + here * 2 * SIZE * SIZE + d[:, None] * SIZE + c[None, :]
+    s_high, s_low = tl.load(kept), tl.load(kept + SIZE * SIZE)
+    q = (
+        _rows_of(qkv + head % KEY_HEADS * SIZE, qkv_stride, row, rows, SIZE)
+        * tl.load(scales + at)[:, None]
+    )
+    q_high, q_low = _parts(q)
+    result = _product(q_high, q_low, s_high, s_low)
+    p_high, p_low = _parts(tl.load(inside + at[:, None] * CHUNK + i[None, :]))
+    c_high, c_low = _parts(tl.load(u + at[:, None] * SIZE + c[None, :]))
+    result += _product(p_high, p_low, c_high, c_low)
+    target = out + row.to(tl.int64)[:, None] * out_stride + head * SIZE + c[None, :]
+    tl.store(target, result, mask=(row < rows)[:, None])
 
 
 def record_wide(
@@ -168,23 +234,36 @@ def record_wide(
     rows, heads, size = recorder.rows, shape.value_heads, shape.head_size
     chunks = -(-rows // CHUNK)
     places = chunks * heads * CHUNK
-    precision = "ieee" if recorder.owner.interpreted else PRECISION  # the interpreter knows one
-    u, w = recorder.scratch("delta u", places * size), recorder.scratch("delta w", places * size)
-    inside, scales = (
+    half = torch.bfloat16
+    u, inside = (
+        recorder.scratch("delta u", places * size),
         recorder.scratch("delta inside", places * CHUNK),
-        recorder.scratch("delta scales", 3 * places),
+    )
+    w, keys = (
+        recorder.scratch("delta w", 2 * places * size, half),
+        recorder.scratch("delta keys", 2 * places * size, half),
+    )
+    states = recorder.scratch("delta states", 2 * chunks * heads * size * size, half)
+    scales, decays = (
+        recorder.scratch("delta scales", places),
+        recorder.scratch("delta decays", chunks * heads),
     )
     qkv = (inputs.qkv.array, stride_of(inputs.qkv.array))
-    numbers = {"KEY_HEADS": shape.key_heads, "VALUE_HEADS": heads, "SIZE": size, "CHUNK": CHUNK}
+    numbers = {"VALUE_HEADS": heads, "SIZE": size, "CHUNK": CHUNK}
     recorder.launch(
         chunk_kernel, (chunks, heads),
         *qkv, inputs.alpha.array, stride_of(inputs.alpha.array), inputs.beta.array, stride_of(inputs.beta.array),
-        inputs.decay_rate.array, inputs.time_bias.array, u, w, inside, scales, rows, eps, size**-0.5,
-        BLOCK=BLOCK, PRECISION=precision, num_warps=CHUNK_WARPS, overlap=True, **numbers,
+        inputs.decay_rate.array, inputs.time_bias.array, u, w, keys, inside, scales, decays, rows, eps, size**-0.5,
+        KEY_HEADS=shape.key_heads, BLOCK=BLOCK, num_warps=CHUNK_WARPS, overlap=True, **numbers,
     )  # fmt: skip
     columns = min(size, COLUMNS)
     recorder.launch(
-        scan_kernel, (size // columns, heads),
-        *qkv, u, w, inside, scales, params.array, out.array, stride_of(out.array), rows, layer,
-        COLUMNS=columns, PRECISION=precision, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES, overlap=True, **numbers,
+        scan_kernel, (size // columns, heads), u, w, keys, decays, states, params.array, rows, layer,
+        COLUMNS=columns, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES, overlap=True, **numbers,
+    )  # fmt: skip
+    columns = min(size, RESULT_COLUMNS)
+    recorder.launch(
+        result_kernel, (size // columns, chunks, heads),
+        *qkv, u, inside, scales, states, out.array, stride_of(out.array), rows,
+        KEY_HEADS=shape.key_heads, COLUMNS=columns, num_warps=RESULT_WARPS, overlap=True, **numbers,
     )  # fmt: skip

@@ -27,7 +27,8 @@ GROUPS = 4  # of 32 columns in a step
 OUTPUTS = 128  # of a tile
 ROWS = 128  # of a tile
 UNPACK_ROWS = 512  # rows from which on a weight is unpacked once
-UNPACK_OUTPUTS = 256  # and outputs
+UNPACK_OUTPUTS = 256  # from which on tiles are large (and gate and up are unpacked)
+NARROW_ROWS = 64  # of a tile of fewer outputs
 STEP = 64  # columns of a step with unpacked weights
 _WEIGHT_SCALE = tl.constexpr(64.0)
 
@@ -277,10 +278,12 @@ def unpacked(recorder: CudaRecorder, weight: TritonWeight, padded: int, name: st
     return target
 
 
-def half_tile(outputs: int, rows: int, sms: int, add: bool) -> int:
-    """Outputs of a tile with `ROWS` rows. Results that are added to need registers for what was there."""
+def half_tile(outputs: int, rows: int, sms: int, add: bool) -> tuple[int, int, int, int]:
+    """Rows and outputs of a tile, its warps and stages. Results that are added to need registers for what was there."""
+    if outputs < UNPACK_OUTPUTS:
+        return NARROW_ROWS, 32 if outputs <= 32 else 64, 4, 6
     enough = -(-outputs // 256) * -(-rows // ROWS) * 4 >= 3 * sms
-    return 256 if enough and not add else 128
+    return (ROWS, 256, 8, 4) if enough and not add else (ROWS, 128, 8, 5)
 
 
 _FLOATS = {32: torch.float32, 16: torch.float16, 17: torch.bfloat16}
@@ -339,13 +342,15 @@ def record_wide(
     rows, inputs = recorder.rows, pairs[0][0].inputs
     halves, scales, padded = halved_input(recorder, x, inputs, rows, ROWS, "rows")
     for weight, out in pairs:
-        if rows >= UNPACK_ROWS and weight.padded_outputs >= UNPACK_OUTPUTS:
+        if rows >= UNPACK_ROWS:
             halved = unpacked(recorder, weight, padded, "weights")
-            wide = half_tile(weight.padded_outputs, rows, recorder.owner.sms, add)
+            tall, wide, warps, stages = half_tile(
+                weight.padded_outputs, rows, recorder.owner.sms, add
+            )
             recorder.launch(
-                halves_kernel, (-(-rows // ROWS), -(-weight.padded_outputs // wide)),
+                halves_kernel, (-(-rows // tall), -(-weight.padded_outputs // wide)),
                 halves, scales, rows, halved, padded, weight.total, out.array, out.array.stride(0),
-                ADD=add, M=ROWS, B=wide, STEP=STEP, num_warps=8, num_stages=4 if wide == 256 else 5,
+                ADD=add, M=tall, B=wide, STEP=STEP, num_warps=warps, num_stages=stages,
             )  # fmt: skip
             continue
         outputs, tall = tile_of(weight.padded_outputs, rows, recorder.owner.sms)

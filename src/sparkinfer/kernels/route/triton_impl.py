@@ -12,7 +12,7 @@ from sparkinfer.kernels.triton_quant import bound
 
 _EXACT = {"enable_fp_fusion": False}
 _WARP_LOGITS = 128  # that a warp loads at once
-_CHUNK = 1024  # pairs that a wide program looks at in one go
+_CHUNK = 4096  # pairs that a wide program looks at in one go
 
 
 @triton.jit
