@@ -55,6 +55,25 @@ def test_it_advances_like_a_forward(screened):
     assert counts["runs"] == counts["rows"] == 12 and 0 < counts["exact_share"] <= 1
 
 
+def test_it_rests_where_it_does_not_pay(screened, monkeypatch):
+    """These small models' logits are so close together that nearly everything is a candidate."""
+    state, tokens = gm.state_at(screened, gm.tokens(20)), gm.tokens(2)
+    screening = screened._screening
+    for most, rests in ((2.0, 0), (-1.0, 1)):
+        monkeypatch.setattr(screening, "_most", most)
+        for _ in range(80):
+            before = screened.screened["runs"]
+            rows = screened.best(state, tokens, rows="all", verify=True)
+            assert screened.screened["runs"] - before <= 1 and len(rows) == 2
+        counts = screened.screened
+        assert counts["rests"] == rests, counts
+    assert counts["runs"] < 160
+    wanted = screened.forward(state, tokens, rows="all", verify=True).argmax(axis=1)
+    assert [row.best for row in screened.best(state, tokens, rows="all", verify=True)] == list(
+        wanted
+    )
+
+
 def test_wide_runs_and_none_are_ordinary(screened):
     state, tokens = screened.new_state(), gm.tokens(20)
     assert len(screened.best(state, tokens, rows="none")) == 0

@@ -133,7 +133,8 @@ class Target:
         """
         width = len(tokens)
         most = 1 if rows == "last" else MOST_ROWS
-        if self._screening is None or width > most or rows == "none":
+        unfit = self._screening is None or width > most or rows == "none"
+        if unfit or self._screening is None or not self._screening.pays():
             return self.picked(self.forward(state, tokens, rows=rows, verify=verify))
         self._check(state, tokens, verify)
         with self._busy:

@@ -11,6 +11,11 @@ from sparkinfer.models.weights import TensorSource, Weights
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
 SWITCHED_OFF = "switched off (head_screen)"
+_LOOK, _REST = (
+    32,
+    1024,
+)  # runs after which it is asked whether screening pays, runs without it when it does not
+_PAYS = 0.75  # of the bytes that the coarse copy spares, exact tiles may take
 
 
 def refusal(
@@ -57,6 +62,26 @@ class Screening:
         self._n_vocab = n_vocab
         self._picks = backend.buffer(MOST_ROWS, 2, np.int64)
         self._totals = backend.buffer(1, TOTALS, np.int64)
+        self._most = _PAYS * max(0.0, 1 - coarse.n_bytes / head.n_bytes)  # share computed exactly
+        self._next, self._seen, self._resting, self._rests = _LOOK, (0, 0), 0, 0
+
+    def pays(self) -> bool:
+        """Whether to screen the next run: a while not where the runs before had too many candidates, as with a text or
+        a model whose logits are close together. By counts, not by time.
+        """
+        if self._resting:
+            self._resting -= 1
+            return False
+        self._next -= 1
+        if self._next < 0:
+            runs, _, outputs = self._backend.staging(self._totals)[0].tolist()
+            before, self._seen = self._seen, (runs, outputs)
+            self._next = _LOOK - 1
+            if outputs - before[1] > self._most * (runs - before[0]) * self._n_vocab:
+                self._resting, self._next = _REST - 1, _LOOK
+                self._rests += 1
+                return False
+        return True
 
     def record(self, recorder: Recorder, x: Activation) -> None:
         """After the op that writes the head's input."""
@@ -71,11 +96,14 @@ class Screening:
         return found
 
     def counts(self) -> dict[str, float]:
-        """Since the load: runs, their rows, and the mean share of the head that was computed exactly in a run."""
+        """Since the load: runs, their rows, the mean share of the head that was computed exactly in a run, and how
+        often screening was left for a while because that was too much.
+        """
         self._backend.wait()
         runs, rows, outputs = self._backend.staging(self._totals)[0].tolist()
         return {
             "runs": runs,
             "rows": rows,
             "exact_share": outputs / (runs * self._n_vocab) if runs else 0.0,
+            "rests": self._rests,
         }
