@@ -55,6 +55,11 @@ def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
             run, activation(rows, k, quantised=quantised), weight(gate, n, k), weight(up, n, k), out
         )
         yield f"gated {gate} {up} {n} x {k}", run
+    run, x, shared = recorder(rows), activation(rows, 2048), weight("Q8_0", 512, 2048)
+    rms_norm(run, buffer(rows, 2048), buffer(1, 2048), x, eps=1e-6)
+    linear(run, x, [weight("F32", 257, 2048)], [buffer(rows, 264)])
+    gated_linear(run, x, shared, shared, activation(rows, 512))
+    yield "router after a norm", run
     run = recorder(rows)
     rms_norm(run, buffer(rows, 2048), buffer(1, 2048), activation(rows, 2048), eps=1e-6)
     quantise(run, activation(rows, 4096))

@@ -6,9 +6,9 @@ has fewer groups than a warp has lanes, over several runs of outputs), B over ou
 spreads over lanes, so an output's sum ends in shuffles inside a warp, and the activation's words serve all B outputs.
 
 Row exactness: integer dots are exact in any order; the float part of an output is one chain of explicit fused
-multiply-adds per lane, then `tl.sum` over an axis whose shape and layout do not depend on the rows. One row, or two at
-a time in a loop at run time: each has a chain of its own. Kernels are launched with `enable_fp_fusion=False`, so the
-compiler fuses nothing else.
+multiply-adds per lane, then a tree over lanes (`lane_sums`; with several warps `tl.sum` over an axis whose shape and
+layout do not depend on the rows). One row, or two at a time in a loop at run time: each has a chain and a tree of its
+own. Kernels are launched with `enable_fp_fusion=False`, so the compiler fuses nothing else.
 
 A row's int8 blocks lie in memory as 8-bit weights do: columns 0-15 of every block, then columns 16-31 of every block.
 Lanes that take a block each then read without gaps.
@@ -444,6 +444,66 @@ def fold_sums(a, b, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, JOINT: tl
 
 
 @triton.jit
+def _from_lane(x, lane, STEP: tl.constexpr):
+    return tl.gather(x, lane ^ STEP, 0)
+
+
+@triton.jit
+def _halve(values, lane, COUNT: tl.constexpr, STEP: tl.constexpr):
+    """COUNT / 2 values: lanes without the bit STEP go on with the first half of the values, others with the second."""
+    up = (lane & STEP) != 0
+    out = ()
+    for i in tl.static_range(COUNT // 2):
+        a, b = values[i], values[i + COUNT // 2]
+        out = out + (tl.where(up, b, a) + _from_lane(tl.where(up, a, b), lane, STEP),)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def lane_values(v, F: tl.constexpr, B: tl.constexpr):
+    """v [F, B] as a tuple of B tensors [32]: each has one element a lane of a warp."""
+    if F > 32:
+        v = tl.sum(tl.reshape(v, [F // 32, 32, B]), 0)
+    if B == 1:
+        return (tl.reshape(v, [32]),)
+    elif B == 2:
+        return tl.split(v)
+    else:
+        even, odd = tl.split(tl.reshape(v, [32, 2, 2]))
+        v0, v2 = tl.split(even)
+        v1, v3 = tl.split(odd)
+        return (v0, v1, v2, v3)
+
+
+@triton.jit
+def lane_sums(values, COUNT: tl.constexpr):
+    """float32 [32]: lane l has the sum over lanes of value l // (32 / COUNT).
+
+    Each is the tree that adds what lanes 16, 8, 4, 2, 1 apart have, whatever COUNT is: values share the steps of a warp
+    instead of each taking all five.
+    """
+    lane = tl.arange(0, 32)
+    if COUNT == 8:
+        four = _halve(values, lane, 8, 16)
+        two = _halve(four, lane, 4, 8)
+        v = _halve(two, lane, 2, 4)[0]
+    elif COUNT == 4:
+        two = _halve(values, lane, 4, 16)
+        v = _halve(two, lane, 2, 8)[0]
+        v += _from_lane(v, lane, 4)
+    else:
+        if COUNT == 2:
+            v = _halve(values, lane, 2, 16)[0]
+        else:
+            v = values[0]
+            v += _from_lane(v, lane, 16)
+        v += _from_lane(v, lane, 8)
+        v += _from_lane(v, lane, 4)
+    v += _from_lane(v, lane, 2)
+    return v + _from_lane(v, lane, 1)
+
+
+@triton.jit
 def two_rows(
     x, xf, x_stride, r, last, groups, unit,
     LATE: tl.constexpr, SUMS: tl.constexpr, BITS: tl.constexpr, F: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
@@ -517,31 +577,56 @@ def rows_product(
     ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
-    AHEAD: tl.constexpr = False, JOINT: tl.constexpr = False,
+    AHEAD: tl.constexpr = False, WARPS: tl.constexpr = 0,
 ):  # fmt: skip
-    """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the rows after it.
+    """Write (ADD: add) the outputs of `count` rows from x on to `target` [F / G * B] and the same places of the rows
+    after it.
 
     Two rows at a time; an odd last one is computed and written twice. AHEAD: the next two are on their way meanwhile.
+    WARPS: of the program, whose `target` is the first place only; one warp's values then share the steps of their sums.
     """
     SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
+    LANES: tl.constexpr = not INTERPRETED and WARPS == 1 and F == G and F >= 32 and B <= 4
+    N: tl.constexpr = F // G * B
+    lane = tl.arange(0, 32)
     if ONE:
         values = input_parts(x, xf, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN)
+        if LANES:
+            at = target + lane // (32 // B)
+            mine = lane % (32 // B) == 0
+        else:
+            at = target if WARPS == 0 else target + tl.arange(0, N)
+            mine = tl.full([N], True, tl.int1)
         if ADD:
-            before = tl.load(target)
+            before = tl.load(at, mask=mine, other=0.0)
         tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
         weight = decode_parts(raw, BITS, MODE, ZERO, CHUNKS)
-        result = parts_dot(weight, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        v = parts_lanes(weight, values, BITS, MODE, ZERO, F, B, CHUNKS)
+        if LANES:
+            y = lane_sums(lane_values(v, F, B), B)
+        else:
+            y = fold_sum(v, F, G, B)
         if ADD:
-            result += before
-        tl.store(target, result)
+            y += before
+        tl.store(at, y, mask=mine)
     else:
         last = count - 1
         x0, x1 = two_rows(
             x, xf, x_stride, 0, last, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
         )
+        place = lane // (32 // (2 * B)) if LANES else lane
+        if LANES:
+            at = target + place % B
+        else:
+            at = target if WARPS == 0 else target + tl.arange(0, N)
+        mine = lane % (32 // (2 * B)) == 0 if LANES else lane == lane
         if ADD:  # on its way long before it is needed, as the next rows' below
-            before0 = tl.load(target)
-            before1 = tl.load(target + tl.minimum(1, last) * stride)
+            if LANES:
+                before0 = tl.load(at + tl.minimum(place // B, last) * stride, mask=mine, other=0.0)
+                before1 = before0
+            else:
+                before0 = tl.load(at)
+                before1 = tl.load(at + tl.minimum(1, last) * stride)
         weight = decode_parts(raw, BITS, MODE, ZERO, CHUNKS)
         for r in range(0, bound(count), 2):
             if AHEAD:
@@ -553,17 +638,30 @@ def rows_product(
                     x, xf, x_stride, r, last, groups, unit, LATE, SUMS, BITS, F, G, B, CHUNKS, EVEN
                 )
             if ADD:
-                later0 = tl.load(target + tl.minimum(r + 2, last) * stride)
-                later1 = tl.load(target + tl.minimum(r + 3, last) * stride)
+                if LANES:
+                    later0 = tl.load(
+                        at + tl.minimum(r + 2 + place // B, last) * stride, mask=mine, other=0.0
+                    )
+                    later1 = later0
+                else:
+                    later0 = tl.load(at + tl.minimum(r + 2, last) * stride)
+                    later1 = tl.load(at + tl.minimum(r + 3, last) * stride)
             v0 = parts_lanes(weight, x0, BITS, MODE, ZERO, F, B, CHUNKS)
             v1 = parts_lanes(weight, x1, BITS, MODE, ZERO, F, B, CHUNKS)
-            y0, y1 = fold_sums(v0, v1, F, G, B, JOINT)
+            if LANES:
+                y = lane_sums(lane_values(v0, F, B) + lane_values(v1, F, B), 2 * B)
+                if ADD:
+                    y += before0
+                tl.store(at + tl.minimum(r + place // B, last) * stride, y, mask=mine)
+            else:
+                y0, y1 = fold_sums(v0, v1, F, G, B, WARPS > 1)
+                if ADD:
+                    y0 += before0
+                    y1 += before1
+                tl.store(at + r * stride, y0)
+                tl.store(at + tl.minimum(r + 1, last) * stride, y1)
             if ADD:
-                y0 += before0
-                y1 += before1
                 before0, before1 = later0, later1
-            tl.store(target + r * stride, y0)
-            tl.store(target + tl.minimum(r + 1, last) * stride, y1)
             if AHEAD:
                 x0, x1 = coming0, coming1
 
@@ -576,15 +674,18 @@ def rows_gated(
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
     UF: tl.constexpr, UG: tl.constexpr, UB: tl.constexpr, UCHUNKS: tl.constexpr, UEVEN: tl.constexpr,
-    JOINT: tl.constexpr = False,
+    WARPS: tl.constexpr = 0,
 ):  # fmt: skip
-    """Write silu(gate) * up of `count` rows to `target` [GF / GG * GB] and the rows after it, two at a time.
-
-    SAME: gate and up read a row in the same parts.
-    """
+    """Write silu(gate) * up of `count` rows as `rows_product` does. SAME: gate and up read a row in the same parts."""
     SUMS: tl.constexpr = (
         GMODE == 1 or GMODE == 2 or UMODE == 1 or UMODE == 2 or GZERO > 0 or UZERO > 0
     )
+    WHOLE: tl.constexpr = GF == GG and UF == UG and GB == UB
+    LANES: tl.constexpr = (
+        not INTERPRETED and WARPS == 1 and WHOLE and GF >= 32 and UF >= 32 and GB <= 4
+    )
+    N: tl.constexpr = GF // GG * GB
+    lane = tl.arange(0, 32)
     if ONE:
         values = input_parts(x, xf, groups, unit, LATE, SUMS, GBITS, GF, GG, GB, GCHUNKS, GEVEN)
         if SAME:
@@ -596,9 +697,18 @@ def rows_gated(
         tl.debug_barrier()  # keeps the loads together: the assembler would place each before its use
         g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
         u = decode_parts(uraw, UBITS, UMODE, UZERO, UCHUNKS)
-        a = parts_dot(g, values, GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS)
-        b = parts_dot(u, other, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS)
-        tl.store(target, a * sigmoid(a) * b)
+        a = parts_lanes(g, values, GBITS, GMODE, GZERO, GF, GB, GCHUNKS)
+        b = parts_lanes(u, other, UBITS, UMODE, UZERO, UF, UB, UCHUNKS)
+        if LANES:
+            a = lane_sums(lane_values(a, GF, GB), GB)
+            b = lane_sums(lane_values(b, UF, UB), UB)
+            mine = lane % (32 // GB) == 0
+            tl.store(target + lane // (32 // GB), a * sigmoid(a) * b, mask=mine)
+        else:
+            at = target if WARPS == 0 else target + tl.arange(0, N)
+            a = fold_sum(a, GF, GG, GB)
+            b = fold_sum(b, UF, UG, UB)
+            tl.store(at, a * sigmoid(a) * b)
     else:
         last = count - 1
         g = decode_parts(graw, GBITS, GMODE, GZERO, GCHUNKS)
@@ -617,7 +727,15 @@ def rows_gated(
             a1 = parts_lanes(g, x1, GBITS, GMODE, GZERO, GF, GB, GCHUNKS)
             b0 = parts_lanes(u, z0, UBITS, UMODE, UZERO, UF, UB, UCHUNKS)
             b1 = parts_lanes(u, z1, UBITS, UMODE, UZERO, UF, UB, UCHUNKS)
-            a0, a1 = fold_sums(a0, a1, GF, GG, GB, JOINT)
-            b0, b1 = fold_sums(b0, b1, UF, UG, UB, JOINT)
-            tl.store(target + r * stride, a0 * sigmoid(a0) * b0)
-            tl.store(target + tl.minimum(r + 1, last) * stride, a1 * sigmoid(a1) * b1)
+            if LANES:
+                a = lane_sums(lane_values(a0, GF, GB) + lane_values(a1, GF, GB), 2 * GB)
+                b = lane_sums(lane_values(b0, UF, UB) + lane_values(b1, UF, UB), 2 * UB)
+                place = lane // (32 // (2 * GB))
+                at = target + place % GB + tl.minimum(r + place // GB, last) * stride
+                tl.store(at, a * sigmoid(a) * b, mask=lane % (32 // (2 * GB)) == 0)
+            else:
+                a0, a1 = fold_sums(a0, a1, GF, GG, GB, WARPS > 1)
+                b0, b1 = fold_sums(b0, b1, UF, UG, UB, WARPS > 1)
+                at = target if WARPS == 0 else target + tl.arange(0, N)
+                tl.store(at + r * stride, a0 * sigmoid(a0) * b0)
+                tl.store(at + tl.minimum(r + 1, last) * stride, a1 * sigmoid(a1) * b1)

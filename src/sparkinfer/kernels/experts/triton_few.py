@@ -7,7 +7,7 @@ that a row's experts lie side by side as one long row of weights, and each part 
 Row exactness: a program works for one row, and what it does depends on no other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.cuda import CudaRecorder, Launch, q8_views
+from sparkinfer.backend.cuda import EXACT_ROWS, CudaRecorder, Launch, q8_views
 from sparkinfer.kernels.experts import ExpertBuffers
 from sparkinfer.kernels.linear.triton_impl import EXACT, constants, linear_kernel, stride_of
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.route import Routing
-from sparkinfer.kernels.route.triton_impl import slots_of
+from sparkinfer.kernels.route.triton_impl import route_kernel, slots_of
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
     decode_parts,
@@ -38,7 +38,7 @@ from sparkinfer.kernels.triton_quant import (
 BLOCK = 32
 _LANES = 16
 _OUT_LANES = 64
-_OUT_COLUMNS = 4
+_OUT_COLUMNS = 8
 _HELD = 64  # words of codes that a lane holds
 _REGISTERS = 128  # so that a program's loads are all on their way before the first is used
 
@@ -124,8 +124,8 @@ def few_hidden_kernel(
 @triton.jit
 def narrow_input(x, G: tl.constexpr, RUNS: tl.constexpr):
     """`late_part` of a row of G groups, the same for RUNS runs of lanes, made once for all of them."""
-    y = tl.load(x + tl.arange(0, G)[:, None] * 32 + tl.arange(0, 32)[None, :])
-    code, scale, total = int8_blocks(y)
+    at = x + tl.arange(0, G)[:, None] * 32 + tl.arange(0, 32)[None, :]
+    code, scale, total = int8_blocks(tl.load(at, cache_modifier=".cg"))
     bytes4 = (tl.reshape(code, [G, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
     words = tl.permute(tl.reshape(tl.sum(bytes4, 2), [G, 2, 4]), (0, 2, 1))
     lo, hi = tl.split(words)
@@ -137,19 +137,34 @@ def narrow_input(x, G: tl.constexpr, RUNS: tl.constexpr):
     return lo[:, None, :], hi[:, None, :], scale[:, None], total[:, None]
 
 
+@triton.jit
+def older_input(x, xf, g, unit, G: tl.constexpr):
+    """`input_part` of groups g [F, 1] of a row of G, past the first cache."""
+    words = x + (g * 4)[:, :, None] + tl.arange(0, 4)[None, None, :]
+    scales = xf + g * unit
+    return (
+        tl.load(words, cache_modifier=".cg"),
+        tl.load(words + G * 4, cache_modifier=".cg"),
+        tl.load(scales, cache_modifier=".cg"),
+        tl.load(scales + G, cache_modifier=".cg"),
+    )
+
+
 @triton.jit(do_not_specialize=["unit"])
 def few_out_kernel(
     x, xf, x_stride, unit, slot_pairs, weights, weights_stride, w, total, expert_rows,
-    shared, shared_stride, shared_w, shared_total, gates, gates_stride, out, out_stride,
+    shared, shared_codes, shared_stride, shared_w, shared_total, gates, gates_stride, out, out_stride,
     USED: tl.constexpr, EARLY: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     SBITS: tl.constexpr, SMODE: tl.constexpr, SZERO: tl.constexpr,
     F: tl.constexpr, RUN: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr,
+    READY: tl.constexpr,
 ):  # fmt: skip
     """F / RUN * B columns of a row of the stream, with what its experts and the shared one add.
 
     RUN lanes have the groups of B columns of all experts, in CHUNKS steps. EARLY: the launch just before is the one of
-    `few_hidden_kernel`; the choice of experts is older, so their weights are on their way before the hidden rows are
-    there. It is read past the first cache, which may still hold an earlier choice.
+    `few_hidden_kernel`; all else that is read here is older, so the experts' weights are on their way and the shared
+    expert is done before the hidden rows are there. What is older is read past the first cache, which may still hold
+    what was there before. READY: the shared expert's hidden row is there as int8 blocks.
     """
     release_next()
     SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
@@ -163,15 +178,29 @@ def few_out_kernel(
     )
     if not EARLY:
         await_inputs()
-    raw = ()
+    raw, shares = (), ()
     for c in tl.static_range(CHUNKS):
         rank = (c * RUN + f % RUN) // G
         expert = tl.load(slot_pairs + row * USED + rank, cache_modifier=".cg") & 0xFFFF
         base = expert.to(tl.int64) * expert_rows + (first + f // RUN * B)
         raw = raw + (load_rows(w, total, base, f % G, unit, BITS, MODE, G, B),)  # noqa: RUF005 as above
+        share = tl.load(weights + row * weights_stride + rank, cache_modifier=".cg")
+        shares = shares + (share,)  # noqa: RUF005
+    target = out + row * out_stride + first + tl.arange(0, N)
+    before = tl.load(target, cache_modifier=".cg")
+    opened = sigmoid(tl.load(gates + row * gates_stride, cache_modifier=".cg"))
+    if READY:
+        narrow = older_input(
+            shared_codes + row * shared_stride, shared + row * shared_stride, f % G, unit, G
+        )
+    else:
+        narrow = narrow_input(shared + row * shared_stride, G, F // G)
+    v = tl.zeros([F, ALONE], tl.float32)
+    part = weight_decode(common[0], SBITS, SMODE, SZERO)
+    result = fold_sum(part_dot(v, part, narrow, SBITS, SMODE, SZERO), F, G, ALONE) * opened
     if EARLY:
         await_inputs()
-    values, shares = (), ()
+    values = ()
     for c in tl.static_range(CHUNKS):
         rank = (c * RUN + f % RUN) // G
         at = (row * USED + rank) * x_stride
@@ -181,15 +210,7 @@ def few_out_kernel(
         if SUMS:
             sums = tl.load(scales + G)
         values = values + ((tl.load(words), tl.load(words + G * 4), tl.load(scales), sums),)  # noqa: RUF005
-        shares = shares + (tl.load(weights + row * weights_stride + rank),)  # noqa: RUF005
-    target = out + row * out_stride + first + tl.arange(0, N)
-    before = tl.load(target)
-    opened = sigmoid(tl.load(gates + row * gates_stride))
-    narrow = narrow_input(shared + row * shared_stride, G, F // G)
     tl.debug_barrier()  # keeps the loads together
-    v = tl.zeros([F, ALONE], tl.float32)
-    part = weight_decode(common[0], SBITS, SMODE, SZERO)
-    result = fold_sum(part_dot(v, part, narrow, SBITS, SMODE, SZERO), F, G, ALONE) * opened
     v = tl.zeros([F, B], tl.float32)
     for c in tl.static_range(CHUNKS):
         part = weight_decode(raw[c], BITS, MODE, ZERO)
@@ -315,17 +336,46 @@ def record_sum(
     words, floats = q8_views(q8)
     shares = routing.weights.array
     last = recorder.steps[-1] if recorder.steps else None
+    early = getattr(last, "kernel", None) is few_hidden_kernel
+    common = given["xf"]
+    blocks = _blocks_by_route(recorder, common, down.groups) if early else None
+    codes, common, stride = blocks or (common, common, stride_of(common))
     recorder.launch(
         few_out_kernel, (out.width // (cut.lanes // cut.run * cut.columns), recorder.rows),
         words, floats, stride_of(words), 1, slots_of(recorder, routing), shares, stride_of(shares),
-        down.words, down.total, down.padded_outputs, given["xf"], stride_of(given["xf"]), given["w0"], given["total0"],
+        down.words, down.total, down.padded_outputs, common, codes, stride, given["w0"], given["total0"],
         gates, stride_of(gates), out.array, stride_of(out.array),
-        USED=routing.used, EARLY=getattr(last, "kernel", None) is few_hidden_kernel, **constants(down),
+        USED=routing.used, EARLY=early, READY=blocks is not None, **constants(down),
         **{f"S{name}": options[name] for name in ("BITS", "MODE", "ZERO")},
         F=cut.lanes, RUN=cut.run, G=down.groups, B=cut.columns, CHUNKS=cut.chunks,
         num_warps=max(1, cut.lanes // 32), overlap=True, **EXACT,
     )  # fmt: skip
     return True
+
+
+def _blocks_by_route(
+    recorder: CudaRecorder, rows: torch.Tensor, groups: int
+) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+    """Let the choice of experts, just before the hidden launch, make the int8 blocks of rows that are older than it.
+
+    Their codes, floats and stride in words; None where the launches before are others.
+    """
+    writer, step = recorder.steps[-3:-1] if len(recorder.steps) > 2 else (None, None)
+    if getattr(step, "kernel", None) is not route_kernel or not isinstance(writer, Launch):
+        return None
+    if not any(getattr(arg, "data_ptr", int)() == rows.data_ptr() for arg in writer.args):
+        return None
+    stride = 10 * groups  # words of a row: 32 codes and two floats a group
+    codes = recorder.scratch("narrow blocks", EXACT_ROWS * stride, torch.int32)
+    floats = codes.view(torch.float32)[8 * groups :]
+    given = arguments(step)
+    given |= {"narrow": rows, "narrow_stride": stride_of(rows)}
+    given |= {"codes": codes, "floats": floats, "q_stride": stride}
+    options = {**step.options, "BLOCKS": groups}
+    recorder.steps[-2] = replace(
+        step, grid=(2 * recorder.rows,), args=tuple(given.values()), options=options
+    )
+    return codes, floats, stride
 
 
 def arguments(step: Launch) -> dict[str, Any]:

@@ -35,7 +35,7 @@ ROWS = 16  # that a program computes at most
 @triton.jit(do_not_specialize=["rows", "unit", "block"])
 def gated_kernel(
     x, xf, x_stride, rows, block, unit, gate, gate_total, gate_groups, up, up_total, up_groups, out, out_stride,
-    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr, JOINT: tl.constexpr,
+    ONE: tl.constexpr, SAME: tl.constexpr, LATE: tl.constexpr, WARPS: tl.constexpr,
     GBITS: tl.constexpr, GMODE: tl.constexpr, GZERO: tl.constexpr,
     GF: tl.constexpr, GG: tl.constexpr, GB: tl.constexpr, GCHUNKS: tl.constexpr, GEVEN: tl.constexpr,
     UBITS: tl.constexpr, UMODE: tl.constexpr, UZERO: tl.constexpr,
@@ -54,8 +54,8 @@ def gated_kernel(
     count = tl.minimum(block, rows - start)
     rows_gated(
         g, u, x + start * x_stride, xf + start * x_stride, x_stride, count, gate_groups, up_groups, unit,
-        out + start * out_stride + first + tl.arange(0, N), out_stride, ONE, SAME, LATE,
-        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN, JOINT,
+        out + start * out_stride + first, out_stride, ONE, SAME, LATE,
+        GBITS, GMODE, GZERO, GF, GG, GB, GCHUNKS, GEVEN, UBITS, UMODE, UZERO, UF, UG, UB, UCHUNKS, UEVEN, WARPS,
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def record(
         words, floats, stride_of(words), rows, block, 1,
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
         ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
-        JOINT=rows > 1 and first.warps > 1,
+        WARPS=first.warps,
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip

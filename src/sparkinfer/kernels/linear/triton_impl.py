@@ -66,6 +66,7 @@ def choose_tile(
     else:
         width = min((32, 64, 128), key=lambda width: (-(-groups // width) * width, -width))
         chunks = -(-groups // width)
+        most = min(most, 4)  # two rows of four outputs share a warp's sums
         if form.quantised:
             fine = 32 if form.bits == 8 else words
             warps = next((n for n in (1, 2) if size * width * chunks <= fine * _LANES * n), 4)
@@ -96,7 +97,7 @@ def linear_kernel(
     COUNT: tl.constexpr, ADD: tl.constexpr, ONE: tl.constexpr, LATE: tl.constexpr,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     F: tl.constexpr, G: tl.constexpr, B: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr,
-    AHEAD: tl.constexpr, JOINT: tl.constexpr,
+    AHEAD: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] (+)= weight[n] . x[r] for the F / G * B outputs of a program and `block` rows."""
     release_next()
@@ -117,10 +118,9 @@ def linear_kernel(
     raw = load_parts(w, total, row, groups, unit, BITS, MODE, F, G, B, CHUNKS, EVEN)
     await_inputs()
     start = tl.program_id(1) * block
-    target = out + start * stride + row + tl.arange(0, N)
     rows_product(
         raw, x + start * x_stride, xf + start * x_stride, x_stride, tl.minimum(block, rows - start), groups, unit,
-        target, stride, ADD, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN, AHEAD, JOINT,
+        out + start * stride + row, stride, ADD, ONE, LATE, BITS, MODE, ZERO, F, G, B, CHUNKS, EVEN, AHEAD, WARPS,
     )  # fmt: skip
 
 
@@ -220,6 +220,6 @@ def _launch(
         linear_kernel, (first, -(-rows // block)),
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
         COUNT=len(group), ADD=add, ONE=rows == 1, LATE=is_late(weight), **constants(weight), **tile.constants(),
-        AHEAD=rows > 1 and tile.ahead, JOINT=rows > 1 and tile.warps > 1,
+        AHEAD=rows > 1 and tile.ahead, WARPS=tile.warps,
         num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip

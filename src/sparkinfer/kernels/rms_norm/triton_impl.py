@@ -16,15 +16,24 @@ def rms_norm_kernel(
     x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
     BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """One row, and its int8 blocks."""
     release_next()
-    row = tl.program_id(0)
+    norm_row(
+        tl.program_id(0), x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps, BLOCK, QUANTISED
+    )  # fmt: skip
+
+
+@triton.jit
+def norm_row(
+    row, x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
+    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
+):  # fmt: skip
+    """One row, and its int8 blocks: what a program does that may start before its inputs are there."""
     k = tl.arange(0, BLOCK)
     live = k < width
     factor = tl.load(weight + k, mask=live, other=0.0)
     await_inputs()
     value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
-    mean = tl.div_rn(tl.sum(value * value, 0), width.to(tl.float32))
+    mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * width)
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
     tl.store(out + row * out_stride + k, y, mask=live)
     if QUANTISED:

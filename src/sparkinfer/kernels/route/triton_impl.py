@@ -8,7 +8,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.route import Routing, routing_words
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
-from sparkinfer.kernels.triton_quant import bound
+from sparkinfer.kernels.triton_quant import bound, store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
 _WARP_LOGITS = 128  # that a warp loads at once
@@ -77,15 +77,36 @@ def choose(
     return ids
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def route_kernel(
-    logits, stride, weights, weights_stride, slot_pairs, experts,
-    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    logits, stride, weights, weights_stride, slot_pairs, experts, rows,
+    narrow, narrow_stride, codes, floats, q_stride,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The choice of one row of few: which expert each of its slots has."""
+    """The choice of one row of few: which expert each of its slots has.
+
+    BLOCKS: a program more a row makes the BLOCKS int8 blocks of a narrow row that is older than the choice.
+    """
     release_next()
     await_inputs()
-    row = tl.program_id(0)
+    pid = tl.program_id(0)
+    if pid < rows:
+        _route_row(
+            pid, logits, stride, weights, weights_stride, slot_pairs, experts, USED, PADDED, WIDTH, PIECES
+        )  # fmt: skip
+    elif BLOCKS > 0:
+        row = pid - rows
+        block = tl.arange(0, BLOCKS)
+        y = tl.load(narrow + row * narrow_stride + block[:, None] * 32 + tl.arange(0, 32)[None, :])
+        place = tl.zeros_like(block) + row
+        store_blocks(codes, floats, q_stride, BLOCKS, place, block, y, block >= 0)
+
+
+@triton.jit
+def _route_row(
+    row, logits, stride, weights, weights_stride, slot_pairs, experts,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
     chosen = choose(
         logits + row * stride, stride, 1, experts, weights + row * weights_stride, weights_stride,
         USED, PADDED, 1, WIDTH, PIECES,
@@ -192,8 +213,8 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
     }
     if not recorder.wide:
         recorder.launch(
-            route_kernel, (rows,), *strided, slots_of(recorder, routing), experts,
-            **shape, num_warps=1, overlap=True, **_EXACT,
+            route_kernel, (rows,), *strided, slots_of(recorder, routing), experts, rows,
+            logits.array, 0, logits.array, logits.array, 0, **shape, BLOCKS=0, num_warps=1, overlap=True, **_EXACT,
         )  # fmt: skip
         return
     ids = recorder.scratch("route ids", pairs, torch.int32)
