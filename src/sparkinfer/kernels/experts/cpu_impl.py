@@ -8,7 +8,7 @@ from sparkinfer.backend.cpu import GROUP, CpuRecorder, Job
 from sparkinfer.backend.simd import exp, fma, load, load_f32, load_i64, splat, store, store_f32
 from sparkinfer.kernels.experts import ExpertBuffers
 from sparkinfer.kernels.gated_linear.cpu_impl import BLOCK, scratch_for, write_gated
-from sparkinfer.kernels.linear.cpu_impl import input_args, run_tiles
+from sparkinfer.kernels.linear.cpu_impl import chunks_of, input_args, run_tiles
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
 from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.kernels.route import Routing
@@ -177,7 +177,9 @@ def record_out(
 ) -> None:
     panel, thread_stride, group_stride = input_args(buffers.hidden, down)
     assert thread_stride == 0, "the threads share the hidden rows"
-    parts = max(1, min(down.tiles, down.expert_bytes // _PART_BYTES))
+    parts = chunks_of(
+        down, beside=True
+    )  # of the size of the shared expert's, which run beside them
     args = (
         parts, panel, group_stride // GROUP, down.blocks, buffers.out.address, buffers.out.stride, down.tiles,
         *_routing_args(recorder, routing), *_weight_args(recorder, down),

@@ -13,7 +13,7 @@ from sparkinfer.kernels.linear.weights import PackedWeight, pack_weight
 _CHUNK_BYTES = (
     12 * 1024
 )  # weight bytes of a chunk: small enough for the last ones to balance; a claim takes many
-_MAX_CHUNKS = 256
+_MAX_CHUNKS, _MAX_CHUNKS_BESIDE = 256, 1024  # of a product alone in its phase, of one beside others
 _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
 
 
@@ -36,8 +36,10 @@ def input_args(x: Activation, weight: PackedWeight) -> tuple[int, int, int]:
     return x.q8.address, x.q8.thread_stride, GROUP * Q8_RECORD * weight.blocks
 
 
-def chunks_of(weight: PackedWeight) -> int:
-    return max(1, min(weight.tiles, _MAX_CHUNKS, weight.expert_bytes // _CHUNK_BYTES))
+def chunks_of(weight: PackedWeight, *, beside: bool = False) -> int:
+    """`beside` others in a phase chunks must be of one size: a claim takes a share of their number."""
+    most = _MAX_CHUNKS_BESIDE if beside else _MAX_CHUNKS
+    return max(1, min(weight.tiles, most, weight.expert_bytes // _CHUNK_BYTES))
 
 
 @inner
@@ -93,13 +95,13 @@ def linear_job(args: int, chunk: int, thread: int) -> None:
 
 
 def linear_jobs(
-    recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool
+    recorder: CpuRecorder, x: Activation, weight: PackedWeight, out: Buffer, add: bool, beside: bool
 ) -> Job:
-    """The job of one product, for phases that combine several."""
+    """The job of one product, alone in its phase or `beside` others."""
     assert out.width >= weight.padded_outputs and not weight.joined, (out.width, weight)
     full, rest = tile_functions(weight, recorder.rows, recorder.owner.isa.name)
     panel, thread_stride, group_stride = input_args(x, weight)
-    chunks = chunks_of(weight)
+    chunks = chunks_of(weight, beside=beside)
     args = (
         weight.address, weight.tile_bytes, panel, thread_stride, group_stride, weight.blocks,
         out.address, out.stride, weight.tiles, chunks, recorder.rows, full, rest, int(add), weight.lanes,
@@ -123,5 +125,10 @@ def record(
     *,
     add: bool,
 ) -> None:
-    pairs = zip(weights, out, strict=True)
-    recorder.phase([linear_jobs(recorder, x, weight, target, add) for weight, target in pairs])
+    beside = len(weights) > 1
+    recorder.phase(
+        [
+            linear_jobs(recorder, x, weight, target, add, beside)
+            for weight, target in zip(weights, out, strict=True)
+        ]
+    )
