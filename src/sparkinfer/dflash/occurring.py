@@ -19,7 +19,7 @@ from sparkinfer.kernels.linear.weights import PackedWeight
 from sparkinfer.models.table import Table
 from sparkinfer.quant.formats import QUANT_FORMATS
 
-ROOM = 128  # rows for tokens that occur
+ROOM = 512  # rows for tokens that occur
 
 
 @dataclass(frozen=True)
