@@ -1,4 +1,4 @@
-"""A step gives the draft its rows before the engine has said how many tokens it keeps."""
+"""What is done ahead of time: the draft's rows before the engine has said how many tokens it keeps, windows at load."""
 
 from pathlib import Path
 
@@ -8,11 +8,13 @@ import pytest
 from planner_simulator import cheap, cost_table
 
 from sparkinfer.decoding import AutoregressiveDecoder
+from sparkinfer.dflash.build import build_decoder
 from sparkinfer.dflash.draft import BlockDraft, load_draft
 from sparkinfer.dflash.loop import DFlashDecoder
 from sparkinfer.dflash.planner import make_policy
 from sparkinfer.dflash.scripted import ScriptedDraft
 from sparkinfer.dflash.verify import Paths
+from sparkinfer.models import load_target
 from sparkinfer.options import resolve
 from sparkinfer.sampling import Sampler, SamplingParams, TokenHistory
 
@@ -74,3 +76,14 @@ def test_an_output_that_ends_inside_a_step_leaves_the_draft_where_the_state_is(k
     anchor = history.output[-1]
     found = slots(draft, anchor)
     assert np.array_equal(found, slots(alone(target, state.tokens), anchor))
+
+
+def test_no_request_waits_for_a_window_to_be_recorded(tmp_path):
+    target = load_target(golden_models.FOLDER / "llama-tiny-F32.gguf", context=96, threads=2)
+    draft = load_draft(DRAFT, target)
+    build_decoder(target, draft, resolve({"cache_dir": tmp_path}))
+    widths = {
+        width for width, rows, taps, _ in target._tapes if taps == draft.taps and rows == "all"
+    }
+    assert widths >= set(range(2, min(draft.max_depth + 1, target.max_width) + 1))
+    target.close()

@@ -43,6 +43,11 @@ def build_decoder(
         rows=options.boolean("dflash_rows"),
         compact=options.integer("dflash_compact_verify") or 0,
     )
+    if (
+        target.backend.on_host
+    ):  # in a first start that takes seconds, which no request should wait for
+        most = min(paths.max_width, draft.max_depth + 1)
+        target.warm_up([width for width in range(2, most + 1) if paths.together(width)], progress)
     costs = measured_costs(target, draft, paths, options.path("cache_dir"), progress)
     prior = getattr(draft, "prior", None)
     policy = make_policy(options, costs, draft.max_depth, paths.max_width, prior)

@@ -176,6 +176,11 @@ class Paths:
         self._from = {path.name: order[start:] + order[:start] for start, path in enumerate(order)}
         self.refusals: Counter[str] = Counter()
 
+    def together(self, width: int) -> bool:
+        """Whether a path runs windows of so many rows in one forward that records."""
+        batched = (path for path in self.order if isinstance(path, Batched))
+        return any(path.refusal(width) is None for path in batched)
+
     def pick(self, preferred: str, width: int) -> VerifyPath:
         """The preferred path, or the first one after it in order (then from the start) that serves the width."""
         for path in self._from[preferred]:
