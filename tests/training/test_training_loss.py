@@ -114,7 +114,8 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"weighting": "even"}, {"optimiser": "sgd"}, {"rows": 0}, {"distill": 1.5}, {"smoothing": -1}]
+    "values",
+    [{"weighting": "even"}, {"optimiser": "sgd"}, {"rows": 0}, {"distill": 1.5}, {"smoothing": -1}],
 )
 def test_plans_refuse_what_they_cannot_do(values: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=next(iter(values))):
