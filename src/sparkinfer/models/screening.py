@@ -11,10 +11,8 @@ from sparkinfer.models.weights import TensorSource, Weights
 from sparkinfer.quant.formats import QUANT_FORMATS, dequantize
 
 SWITCHED_OFF = "switched off (head_screen)"
-_LOOK, _REST = (
-    32,
-    1024,
-)  # runs after which it is asked whether screening pays, runs without it when it does not
+_LOOK = 32  # runs after which it is asked whether screening pays
+_REST = 1024  # runs without it when it does not
 _PAYS = 0.75  # of the bytes that the coarse copy spares, exact tiles may take
 
 

@@ -12,9 +12,7 @@ from llvmlite import ir
 from sparkinfer.backend.simd import I8, I16, I64, constant_vector, vector
 
 _REGISTERS = 16
-_PLANE = (
-    32  # bytes of four codes of 8 outputs, of which the high halves are those of 16 columns later
-)
+_PLANE = 32  # bytes of four codes of 8 outputs, and of those 16 columns later in the high halves
 _LEAST_TEMPORARIES, _MOST_TEMPORARIES = 4, 8  # to work at all; more delay gains nothing
 
 
