@@ -32,10 +32,7 @@ def best_rows(target: Any, state: Any, tokens: Sequence[int], **how: Any) -> Any
     """The rows of a forward for a choice that needs little but each row's largest logit, where the target knows less
     work for that (`sparkinfer.models.Target.best`).
     """
-    best = getattr(target, "best", None)
-    if best is not None:
-        return best(state, tokens, **how)
-    return picked(target, target.forward(state, tokens, **how))
+    return Reader(target)(state, tokens, **how)
 
 
 class Reader:

@@ -13,7 +13,7 @@ from training_toys import GOLDEN, LLAMA, QWEN3, random_draft
 from sparkinfer.cli.app import main
 from sparkinfer.dflash.config_gguf import read_gguf_config
 from sparkinfer.engine import Engine
-from sparkinfer.errors import RequestError
+from sparkinfer.errors import OptionError, RequestError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.training.config import DataPlan, TrainPlan, default_taps
 from sparkinfer.training.corpus import Batches, Corpus
@@ -340,3 +340,18 @@ def test_a_draft_for_a_hybrid_target(tmp_path: Path) -> None:
         if draft is not None:
             assert result.speculation is not None and result.speculation.steps > 0
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"kv_heads": 3}, r"kv heads 3: expected a divisor of \d+ heads"),
+        ({"vocabulary": 32, "active": 40}, r"active tokens 40: .* the draft vocabulary, 32"),
+        ({"new_vocabulary": True}, r"--new-vocabulary: expected with --start-draft"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused_at_once(
+    choice: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        run_job(replace(TOY, output=tmp_path, **choice), quiet, quiet)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sparkinfer.cli.console import progress, screen, status
-from sparkinfer.cli.flags import ProcessFlags, verb
+from sparkinfer.cli.flags import DRAFTING, LOADING, ProcessFlags, verb
 from sparkinfer.errors import OptionError
 from sparkinfer.options import Options
 
@@ -14,21 +14,7 @@ _LISTS = "Numbers with commas between them; 0 leaves the test out."
 _SPEC = "Speculation"
 
 
-@verb(
-    ProcessFlags(
-        "threads",
-        "context",
-        "activations",
-        "head_screen",
-        "isa",
-        "device",
-        "cache_dir",
-        "draft",
-        "dflash_rows",
-        "dflash_block",
-        "dflash_compact_verify",
-    )
-)
+@verb(ProcessFlags(*LOADING, *DRAFTING))
 def command(
     *,
     model: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkinfer.cli.console import status, write_answer
-from sparkinfer.cli.flags import SPECULATION, ProcessFlags, verb
+from sparkinfer.cli.flags import LOADING, SPECULATION, ProcessFlags, verb
 from sparkinfer.cli.run import NO_MODEL, show_plan
 from sparkinfer.cli.sampling_flags import RequestFlags, RequestParts
 from sparkinfer.cli.speculation import announce, show_stats
@@ -28,16 +28,7 @@ A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."
 
 @verb(
     RequestFlags(),
-    ProcessFlags(
-        "threads",
-        "context",
-        "activations",
-        "head_screen",
-        "isa",
-        "device",
-        "cache_dir",
-        *SPECULATION,
-    ),
+    ProcessFlags(*LOADING, *SPECULATION),
 )
 def command(
     *,

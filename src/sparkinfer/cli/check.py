@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkinfer.cli.console import progress, screen, status
-from sparkinfer.cli.flags import ProcessFlags, verb
+from sparkinfer.cli.flags import DRAFTING, LOADING, ProcessFlags, verb
 from sparkinfer.options import Options
 
 if TYPE_CHECKING:
@@ -20,21 +20,7 @@ _LEAST = 16  # tokens an answer must have for every path to be taken
 _SHOWN = 10  # differences
 
 
-@verb(
-    ProcessFlags(
-        "threads",
-        "context",
-        "activations",
-        "head_screen",
-        "isa",
-        "device",
-        "cache_dir",
-        "draft",
-        "dflash_rows",
-        "dflash_block",
-        "dflash_compact_verify",
-    )
-)
+@verb(ProcessFlags(*LOADING, *DRAFTING))
 def command(
     *,
     model: Annotated[

@@ -13,15 +13,9 @@ from sparkinfer.options import OPTIONS, Option, configure
 
 EXIT_CLOSED_PIPE = 141
 _ALWAYS = ("model_dir", "progress", "debug")
-SPECULATION = (
-    "draft",
-    "spec",
-    "dflash_proposals",
-    "dflash_rows",
-    "dflash_block",
-    "dflash_compact_verify",
-    "dflash_accept",
-)
+LOADING = ("threads", "context", "activations", "head_screen", "isa", "device", "cache_dir")
+DRAFTING = ("draft", "dflash_rows", "dflash_block", "dflash_compact_verify")
+SPECULATION = (*DRAFTING, "spec", "dflash_proposals", "dflash_accept")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkinfer.cli.console import progress, status, write_answer
-from sparkinfer.cli.flags import SPECULATION, ProcessFlags, verb
+from sparkinfer.cli.flags import LOADING, SPECULATION, ProcessFlags, verb
 from sparkinfer.cli.sampling_flags import RequestFlags, RequestParts
 from sparkinfer.cli.speculation import announce, comparison_lines, show_stats
 from sparkinfer.errors import MissingFileError, OptionError
@@ -29,16 +29,7 @@ NO_MODEL = (
 
 @verb(
     RequestFlags(),
-    ProcessFlags(
-        "threads",
-        "context",
-        "activations",
-        "head_screen",
-        "isa",
-        "device",
-        "cache_dir",
-        *SPECULATION,
-    ),
+    ProcessFlags(*LOADING, *SPECULATION),
 )
 def command(
     *,

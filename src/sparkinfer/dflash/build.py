@@ -43,9 +43,7 @@ def build_decoder(
         rows=options.boolean("dflash_rows"),
         compact=options.integer("dflash_compact_verify") or 0,
     )
-    if (
-        target.backend.on_host
-    ):  # in a first start that takes seconds, which no request should wait for
+    if target.backend.on_host:  # a first start compiles for seconds: no request should wait for it
         most = min(paths.max_width, draft.max_depth + 1)
         target.warm_up([width for width in range(2, most + 1) if paths.together(width)], progress)
     costs = measured_costs(target, draft, paths, options.path("cache_dir"), progress)

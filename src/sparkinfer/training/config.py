@@ -55,6 +55,8 @@ class DraftShape:
             raise OptionError(f"block size {self.block}: expected 1 to 15 proposed tokens")
         if not 1 <= self.layers <= 64:
             raise OptionError(f"draft layers {self.layers}: expected 1 to 64")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise OptionError(f"kv heads {self.kv_heads}: expected a divisor of {self.heads} heads")
         if not 0 <= self.vocabulary <= self.n_vocab:
             raise OptionError(
                 f"draft vocabulary {self.vocabulary}: expected 0 (all) to {self.n_vocab}"

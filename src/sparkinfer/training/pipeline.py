@@ -254,7 +254,7 @@ def shape_for(job: Job, setting: Setting) -> DraftShape:
         vocabulary=job.vocabulary if job.vocabulary < c.n_vocab else 0,
         markov_rank=job.markov_rank,
         own_head=job.own_head,
-        active=job.active if job.active < job.vocabulary < c.n_vocab else 0,
+        active=0 if job.active == job.vocabulary else job.active,
     )
 
 
@@ -323,6 +323,10 @@ def _conversations(job: Job, setting: Setting, excluded: frozenset[str], rank: i
 def _start_draft(job: Job, shape: DraftShape) -> tuple[DraftModel, Tensor | None] | None:
     """The draft to go on from and its vocabulary: a folder or a GGUF file of the shape, or of one that can grow."""
     if job.start_draft is None:
+        if job.new_vocabulary:
+            raise OptionError(
+                "--new-vocabulary: expected with --start-draft, whose vocabulary it replaces"
+            )
         return None
     if job.start_draft.suffix == ".gguf":
         with open_gguf(job.start_draft) as file:
