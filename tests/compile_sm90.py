@@ -15,7 +15,7 @@ from sass import misled_products, unset_registers
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler as nvidia
 
-from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.base import Activation, Buffer, CacheFormat
 from sparkinfer.backend.cuda import CudaRecorder
 
 TOOLS = Path(nvidia.__file__).parent / "bin"
@@ -39,16 +39,13 @@ class Owner:
 
     name, sms, interpreted, overlaps = "cuda", 132, False, True
 
-    def __init__(self, wide_cache: bool) -> None:
-        self.wide_cache = wide_cache
-
     def scratch(self, name: str, count: int, dtype: Any = torch.float32) -> torch.Tensor:
         return torch.empty(64, dtype=dtype)
 
 
-def recorder(rows: int, *, wide_cache: bool = False) -> CudaRecorder:
+def recorder(rows: int, *, cache_format: CacheFormat = "f16") -> CudaRecorder:
     triton.runtime.driver.set_active(Target())
-    return CudaRecorder(Owner(wide_cache), rows)  # type: ignore[arg-type]
+    return CudaRecorder(Owner(), rows, cache_format)  # type: ignore[arg-type]
 
 
 def buffer(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Buffer:

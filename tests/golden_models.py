@@ -69,7 +69,7 @@ def device_backend(activations: str, short_runs: bool) -> Any:
     from sparkinfer.backend.cuda import EXACT_ROWS, CudaBackend
 
     device = "cpu" if DEVICE == "interpreter" else DEVICE
-    backend = CudaBackend(device, wide_cache=activations == "f32")
+    backend = CudaBackend(device)
     if short_runs:
         backend.chunk = EXACT_ROWS
     return backend

@@ -15,15 +15,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @functools.cache
-def backend(wide_cache: bool = False) -> CudaBackend:
-    return CudaBackend(DEVICE, wide_cache=wide_cache)
+def backend() -> CudaBackend:
+    return CudaBackend(DEVICE)
 
 
-def filled(values: Any, *, wide_cache: bool = False) -> Buffer:
+def filled(values: Any) -> Buffer:
     """A buffer that holds `values`, at least two-dimensional."""
     values = np.atleast_2d(values)
-    buffer = backend(wide_cache).buffer(*values.shape, values.dtype)
-    backend(wide_cache).upload(buffer, values)
+    buffer = backend().buffer(*values.shape, values.dtype)
+    backend().upload(buffer, values)
     return buffer
 
 

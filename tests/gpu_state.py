@@ -6,7 +6,7 @@ import gpu_machine as gpu
 import numpy as np
 import torch
 
-from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.base import Buffer, CacheFormat
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.shapes import RecurrentShape
@@ -22,15 +22,15 @@ def params(**words: int) -> Buffer:
     return gpu.filled(values)
 
 
-def recorder(rows: int, *, wide_cache: bool = False) -> CudaRecorder:
-    return gpu.backend(wide_cache).recorder(rows)
+def recorder(rows: int, *, cache_format: CacheFormat = "f16") -> CudaRecorder:
+    return gpu.backend().recorder(rows, cache_format)
 
 
 class Cache:
     """Keys and values [layers, kv heads, positions, size]; both start as NaN."""
 
     def __init__(self, layers: int, kv_heads: int, context: int, size: int, *, wide: bool) -> None:
-        kind, device = torch.float32 if wide else torch.float16, gpu.backend(wide).device
+        kind, device = torch.float32 if wide else torch.float16, gpu.backend().device
         shape = (layers, kv_heads, context, size)
         self.keys = torch.full(shape, float("nan"), dtype=kind, device=device)
         self.values = torch.full(shape, float("nan"), dtype=kind, device=device)

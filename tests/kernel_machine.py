@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Activation, Arena, Buffer
+from sparkinfer.backend.base import Activation, Arena, Buffer, CacheFormat
 from sparkinfer.backend.compiled import set_cache_root
 from sparkinfer.backend.cpu import CpuBackend, CpuRecorder
 from sparkinfer.backend.isa import choose_isa
@@ -28,8 +28,9 @@ set_cache_root(resolve({}).path("cache_dir"))
 class Machine:
     """One backend. Every buffer that an op writes starts as NaN."""
 
-    def __init__(self, isa: str, threads: int, wide: bool) -> None:
-        self.backend = CpuBackend(choose_isa(isa), threads, wide_cache=wide)
+    def __init__(self, isa: str, threads: int, cache_format: CacheFormat) -> None:
+        self.backend = CpuBackend(choose_isa(isa), threads)
+        self.cache_format = cache_format
         self.arena = Arena()
 
     def filled(self, values: Any) -> Buffer:
@@ -59,7 +60,7 @@ class Machine:
         return act
 
     def run(self, rows: int, record: Callable[[CpuRecorder], None], times: int = 1) -> None:
-        recorder = self.backend.recorder(rows)
+        recorder = self.backend.recorder(rows, self.cache_format)
         record(recorder)
         tape = recorder.finish()
         for _ in range(times):
@@ -84,10 +85,10 @@ class Machine:
 
 
 @functools.cache
-def machine(isa: str = "auto", threads: int = 1, wide: bool = False) -> Machine:
+def machine(isa: str = "auto", threads: int = 1, cache_format: CacheFormat = "f16") -> Machine:
     """The machine of this kind; skips the test, with the reason, when this CPU cannot be it."""
     try:
-        return Machine(isa, threads, wide)
+        return Machine(isa, threads, cache_format)
     except OptionError as error:
         pytest.skip(str(error))
 

@@ -17,9 +17,9 @@ Bits = tuple[bytes, ...]
 def state_bits(target: Target, state: Sequence) -> Bits:
     """Digests of the keys and values below the length, of the convolution and delta-rule states."""
     shape = target.state_shape.kv
-    kind = np.float16 if shape.item == 2 else np.float32
+    kind: type = np.float16 if shape.format == "f16" else np.float32
     planes, size = shape.layers * shape.kv_heads, shape.head_size
-    positions = state.kv.plane_bytes // (size * shape.item)
+    positions = state.kv.plane_bytes // (size * np.dtype(kind).itemsize)
     keys = on_host(state.kv._keys).view(kind)
     if target.backend.on_host:  # tiles of 16 positions, one dimension after the other
         keys = keys.reshape(planes, positions // 16, size, 16).transpose(0, 1, 3, 2)

@@ -93,6 +93,15 @@ OPTIONS: tuple[Option, ...] = (
         choices=("int8", "f32"),
     ),
     Option(
+        "kv_cache",
+        str,
+        "auto",
+        ("--kv-cache",),
+        "Number format of the target's keys and values; q8_0 takes about half of f16's memory, and answers may differ."
+        " auto is f32 with activations f32, else f16.",
+        choices=("auto", "f32", "f16", "q8_0"),
+    ),
+    Option(
         "head_screen",
         bool,
         True,

@@ -18,9 +18,7 @@ def two_gpus(monkeypatch, tmp_path):
 
 
 def chosen(device, tmp_path):
-    return choose.choose_backend(
-        device, isa="auto", threads=1, cache_dir=tmp_path, wide_cache=False
-    )
+    return choose.choose_backend(device, isa="auto", threads=1, cache_dir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +28,7 @@ def chosen(device, tmp_path):
 def test_the_backend_is_made_for_the_device_that_was_asked_for(
     monkeypatch, two_gpus, tmp_path, device, made, reason
 ):
-    monkeypatch.setattr(cuda, "CudaBackend", lambda name, wide_cache: name)
+    monkeypatch.setattr(cuda, "CudaBackend", lambda name: name)
     assert chosen(device, tmp_path) == (made, reason)
 
 

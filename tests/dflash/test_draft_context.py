@@ -190,7 +190,7 @@ def poison(draft: BlockDraft, first: int, end: int) -> None:
     """NaN in the cache rows first .. end of every layer."""
     cache = draft._rows.cache
     shape = cache._shape
-    kind = np.float32 if shape.item == 4 else np.float16
+    kind = np.float32 if shape.format == "f32" else np.float16
     used = shape.layers * shape.kv_heads * cache.plane_bytes
     planes = (
         cache._keys[:used]

@@ -59,7 +59,7 @@ def test_no_published_layout_changes_an_output(layout, activations):
 @pytest.mark.parametrize("context", [40, 256, 512, 800, 801, 1024, 1800, 1809, 4096])
 def test_assumed_rows_lie_inside_the_cache(window, context):
     """Measuring in a small context must not write before the draft's cache: other arrays lie there."""
-    rows = ContextRows(KvShape(1, 1, 16, 2), context, window)
+    rows = ContextRows(KvShape(1, 1, 16, "f16"), context, window)
     for length in sorted({0, 8, 32, context // 2, context - 32, context - 1} & set(range(context))):
         rows.assume(length)
         assert rows.length == length

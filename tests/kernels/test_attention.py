@@ -23,7 +23,7 @@ class Cache:
     def __init__(self, kv_heads, size, wide, seed=0):
         rng, self.kv, self.size = np.random.default_rng(seed), kv_heads, size
         self.kind = np.float32 if wide else np.float16
-        self.memory = KvCache(KvShape(2, kv_heads, size, 4 if wide else 2), CONTEXT)
+        self.memory = KvCache(KvShape(2, kv_heads, size, "f32" if wide else "f16"), CONTEXT)
         self.all_k, self.all_v = rng.standard_normal((2, CONTEXT, kv_heads, size)).astype(self.kind)
 
     def fill(self, length):
@@ -44,7 +44,7 @@ def run(
     cache, shape, wide, position, q, gate, quantised=False, private=False, threads=1, first=0, isa="auto"
 ):  # fmt: skip
     """Rows x heads x size, and the activation."""
-    bench, rows = machine(isa, wide=wide, threads=threads), len(q)
+    bench, rows = machine(isa, cache_format="f32" if wide else "f16", threads=threads), len(q)
     width = shape.heads * shape.head_size
     out = bench.blank_activation(rows, width, quantised=quantised, private=private)
     params = bench.params(

@@ -69,14 +69,17 @@ def test_quantise(rows: int) -> None:
 @pytest.mark.parametrize("wide", [False, True])
 def test_cache_rows_are_those_of_rope_and_turn_by_their_own_position(wide: bool) -> None:
     """Keys and values alone, at a cache row that is not the position they turn by."""
-    shape, bench = Heads(1, 4, 2, 32, 32, False, False, 1e-6), machine(wide=wide)
+    shape, bench = (
+        Heads(1, 4, 2, 32, 32, False, False, 1e-6),
+        machine(cache_format="f32" if wide else "f16"),
+    )
     table = bench.filled(factors(angles(600, 32, 1e4), False))
     norm = bench.filled(1 + 0.1 * random_rows(1, 32))
     widths = (128, 64, 64)
     q, k, v = (bench.filled(random_rows(5, width, seed=i)) for i, width in enumerate(widths))
 
     def cached(position: int, rotation: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
-        cache = KvCache(KvShape(2, 2, 32, 4 if wide else 2), 600)
+        cache = KvCache(KvShape(2, 2, 32, "f32" if wide else "f16"), 600)
         params = bench.params(
             position=position, rotation=rotation, keys=cache.keys, values=cache.values,
             head_bytes=cache.plane_bytes,
@@ -130,7 +133,7 @@ def test_some_rows_of_a_run_have_the_bits_of_all(causal: bool, window: int) -> N
     """The last layer of a draft finishes only its slots."""
     rows, position, bench = 16, 500, machine()
     shape = Heads(0, 4, 2, 32, 32, False, False, 1e-6, causal, window)
-    cache = KvCache(KvShape(1, 2, 32, 2), 640)
+    cache = KvCache(KvShape(1, 2, 32, "f16"), 640)
     rng = np.random.default_rng(0)
     for array in (cache._keys, cache._values):
         halves = array.view(np.float16)

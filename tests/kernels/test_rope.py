@@ -27,8 +27,8 @@ def read_cache(cache, shape, layers, wide, layer):
 
 def run(shape, wide, position, q, k, v, norms, base=10000.0):
     """The rotated q and the cache after `rows` rows at `position`; the cache starts as NaN."""
-    bench, rows = machine(wide=wide), len(q)
-    cache = KvCache(KvShape(2, shape.kv_heads, shape.head_size, 4 if wide else 2), CONTEXT)
+    bench, rows = machine(cache_format="f32" if wide else "f16"), len(q)
+    cache = KvCache(KvShape(2, shape.kv_heads, shape.head_size, "f32" if wide else "f16"), CONTEXT)
     kind = np.float32 if wide else np.float16
     cache._keys.view(kind)[:] = cache._values.view(kind)[:] = np.nan
     table = bench.filled(factors(angles(CONTEXT, shape.rotated, base), shape.interleaved))

@@ -49,7 +49,7 @@ def run(
     queries = gpu.filled(q.reshape(rows, width))
     pairs = np.stack([np.full_like(gate, np.nan), gate], axis=2) if gate is not None else None
     gates = gpu.filled(pairs.reshape(rows, 2 * width)) if gate is not None else None
-    recorder = gpu_state.recorder(rows, wide_cache=memory.wide)
+    recorder = gpu_state.recorder(rows, cache_format="f32" if memory.wide else "f16")
     attention(
         recorder, queries, shape, params, gates, out, memory.context, first_row=first_row, of_rows=of_rows
     )  # fmt: skip

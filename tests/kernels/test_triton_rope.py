@@ -34,7 +34,7 @@ def run(shape, wide, position, q, k, v, norms, *, rotation=0, keys_only=False):
     out = gpu.blank(rows, shape.heads * shape.head_size)
     inputs = [gpu.filled(x.reshape(rows, -1)) for x in (q, k, v)]
     weights = [gpu.filled(n) if n is not None else None for n in norms]
-    recorder = gpu_state.recorder(rows, wide_cache=wide)
+    recorder = gpu_state.recorder(rows, cache_format="f32" if wide else "f16")
     if keys_only:
         cache_rows(recorder, *inputs[1:], shape, table, params, weights[1])
     else:

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+CacheFormat = Literal["f32", "f16", "q8_0"]  # of keys and values
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Recorder(Protocol):
 
     backend: str
     rows: int
+    cache_format: CacheFormat  # of the keys and values that the ops read and write
 
     @property
     def prefers_prologue(self) -> bool:
@@ -155,6 +158,7 @@ class Backend(Memory, Protocol):
     chunk: int  # most rows of a run
     on_host: bool  # the host reads and writes buffers directly
     asynchronous: bool  # what is started runs while the host does something else
+    cache_formats: tuple[CacheFormat, ...]  # of keys and values that it has kernels for
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -186,8 +190,8 @@ class Backend(Memory, Protocol):
     def mailbox(self, buffer: Buffer) -> Mailbox:
         """The way to a buffer of one row that is written between replays."""
 
-    def recorder(self, rows: int) -> Recorder:
-        """Begin to record ops on `rows` rows."""
+    def recorder(self, rows: int, cache_format: CacheFormat = ...) -> Recorder:
+        """Begin to record ops on `rows` rows; keys and values are float16 unless said otherwise."""
 
     def prepare(
         self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None

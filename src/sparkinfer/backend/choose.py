@@ -10,9 +10,7 @@ from sparkinfer.errors import DeviceError
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def choose_backend(
-    device: str, *, isa: str, threads: int, cache_dir: Path, wide_cache: bool
-) -> tuple[Backend, str]:
+def choose_backend(device: str, *, isa: str, threads: int, cache_dir: Path) -> tuple[Backend, str]:
     """The backend for `device` (auto, cpu, cuda or cuda:N), and why it was taken.
 
     Raises DeviceError where a GPU is asked for and cannot be had.
@@ -22,22 +20,22 @@ def choose_backend(
         raise DeviceError(f"device {device} is not usable here: {missing}; device cpu is")
     if device == "cpu" or missing:
         reason = "as asked" if device == "cpu" else missing
-        return _cpu(isa, threads, cache_dir, wide_cache), reason
+        return _cpu(isa, threads, cache_dir), reason
     from sparkinfer.backend.cuda import CudaBackend
 
     reason = "a GPU is here" if device == "auto" else "as asked"
     name = "cuda" if device == "auto" else device
-    return cast(Backend, CudaBackend(name, wide_cache=wide_cache)), reason
+    return cast(Backend, CudaBackend(name)), reason
 
 
-def _cpu(isa: str, threads: int, cache_dir: Path, wide_cache: bool) -> Backend:
+def _cpu(isa: str, threads: int, cache_dir: Path) -> Backend:
     """The compiler is only imported for the CPU."""
     from sparkinfer.backend.compiled import set_cache_root
     from sparkinfer.backend.cpu import CpuBackend
     from sparkinfer.backend.isa import choose_isa
 
     set_cache_root(cache_dir)
-    return cast(Backend, CpuBackend(choose_isa(isa), threads, wide_cache=wide_cache))
+    return cast(Backend, CpuBackend(choose_isa(isa), threads))
 
 
 def why_no_gpu(device: str = "cuda") -> str:

@@ -15,6 +15,7 @@ from sparkinfer.backend.base import (
     Activation,
     Arena,
     Buffer,
+    CacheFormat,
     HostMailbox,
     HostMemory,
     Mailbox,
@@ -90,6 +91,7 @@ class CpuRecorder:
 
     owner: "CpuBackend"
     rows: int
+    cache_format: CacheFormat = "f16"
     backend: str = "cpu"
     phases: list[tuple[list[Job], list[Job]]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
@@ -175,13 +177,12 @@ class CpuBackend(HostMemory):
     name = "cpu"
     chunk = 64
     on_host = True
+    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16")
 
-    def __init__(self, isa: Isa, threads: int, *, wide_cache: bool = False) -> None:
-        """`wide_cache`: keys and values are kept as float32 instead of float16."""
+    def __init__(self, isa: Isa, threads: int) -> None:
         self.isa = isa
         self.threads = threads
         self.asynchronous = threads > 1
-        self.wide_cache = wide_cache
         self.arena = Arena()
         self.keep: list[list[Any]] = []
         self._scratch: dict[str, list[np.ndarray[Any, np.dtype[np.uint8]]]] = {}
@@ -269,8 +270,8 @@ class CpuBackend(HostMemory):
             with self._lock:
                 self._finish()
 
-    def recorder(self, rows: int) -> CpuRecorder:
-        return CpuRecorder(self, rows)
+    def recorder(self, rows: int, cache_format: CacheFormat = "f16") -> CpuRecorder:
+        return CpuRecorder(self, rows, cache_format)
 
     def buffer(
         self, rows: int, width: int, dtype: Any = np.float32, *, private: bool = False

@@ -15,7 +15,7 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Activation, Buffer
+from sparkinfer.backend.base import Activation, Buffer, CacheFormat
 from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import UnsupportedError
 from sparkinfer.machine import available_memory
@@ -185,6 +185,7 @@ class CudaRecorder:
 
     owner: "CudaBackend"
     rows: int
+    cache_format: CacheFormat = "f16"
     backend: str = "cuda"
     steps: list[Launch | Transfer] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
@@ -264,11 +265,10 @@ class CudaBackend:
     chunk = 4096
     on_host = False
     asynchronous = True
+    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16")
 
-    def __init__(
-        self, device: str = "cuda", *, wide_cache: bool = False, graphs: bool = True
-    ) -> None:
-        """`wide_cache`: keys and values are kept as float32 instead of float16. `graphs` False: every launch by itself.
+    def __init__(self, device: str = "cuda", *, graphs: bool = True) -> None:
+        """`graphs` False: every launch by itself.
 
         Raises UnsupportedError without a usable GPU.
         """
@@ -278,7 +278,6 @@ class CudaBackend:
             raise UnsupportedError(
                 f"device '{device}' needs Triton's interpreter {'on' if self.interpreted else 'off'}"
             )
-        self.wide_cache = wide_cache
         self.graphs = graphs and not self.interpreted
         self.sms = 1  # under the interpreter few large programs are fastest
         self.side_stream: Any = None
@@ -400,8 +399,8 @@ class CudaBackend:
 
     # ---- running
 
-    def recorder(self, rows: int) -> CudaRecorder:
-        return CudaRecorder(self, rows)
+    def recorder(self, rows: int, cache_format: CacheFormat = "f16") -> CudaRecorder:
+        return CudaRecorder(self, rows, cache_format)
 
     def compile(
         self, launches: Iterable[Launch], progress: Callable[[int, int], None] | None = None

@@ -13,7 +13,16 @@ from sparkinfer.options import OPTIONS, Option, configure
 
 EXIT_CLOSED_PIPE = 141
 _ALWAYS = ("model_dir", "progress", "debug")
-LOADING = ("threads", "context", "activations", "head_screen", "isa", "device", "cache_dir")
+LOADING = (
+    "threads",
+    "context",
+    "activations",
+    "kv_cache",
+    "head_screen",
+    "isa",
+    "device",
+    "cache_dir",
+)
 DRAFTING = ("draft", "dflash_rows", "dflash_block", "dflash_compact_verify")
 SPECULATION = (*DRAFTING, "spec", "dflash_proposals", "dflash_accept")
 

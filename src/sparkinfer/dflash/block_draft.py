@@ -74,7 +74,8 @@ class BlockDraft:
             _hold(embedding, output)
         self.runs_ahead = tokens is not None and simple and output.n_vocab == network.head.outputs
         self.tapes = Tapes(
-            backend, network, embedding, rows.size, config.eps, scale=scale, tapped=tapped,
+            backend, network, embedding, rows.size, config.eps, scale=scale,
+            cache_format=rows.cache.format, tapped=tapped,
             tokens=tokens if self.runs_ahead else None,
             slots=config.max_depth if chained else 0,
             links=_links(backend, output) if chained else None,

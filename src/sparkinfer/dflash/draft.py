@@ -76,7 +76,7 @@ def load_draft(
     exact = target.plan["activations"] == "f32"
     if floats == "q8_0" and not exact:
         checkpoint.encode("Q8_0", keep={EMBEDDING, MARKOV[0], *CODEBOOKS, *_base_kernels(config)})
-    shape = KvShape(config.n_layers, config.kv_heads, config.head_size, 4 if exact else 2)
+    shape = KvShape(config.n_layers, config.kv_heads, config.head_size, "f32" if exact else "f16")
     window = config.window if all(config.windows) else 0
     cache = shape.n_bytes(cache_rows_of(size, window))
     _check_memory(checkpoint, target, cache + 8 * size * config.head_size, size, exact)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Activation, Backend, Buffer, Tape, Weight
+from sparkinfer.backend.base import Activation, Backend, Buffer, CacheFormat, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
 from sparkinfer.kernels.greedy_chain import Links, Picks, greedy_chain, picks
 from sparkinfer.kernels.linear import linear
@@ -45,18 +45,20 @@ class Tapes:
         eps: float,
         *,
         scale: float = 1.0,
+        cache_format: CacheFormat = "f16",
         tapped: Buffer | None = None,
         tokens: tuple[Buffer, int] | None = None,
         slots: int = 0,
         links: Links | None = None,
     ) -> None:
-        """`table`: the embedding, whose rows are multiplied by `scale`; `tapped`: where the target leaves its features,
+        """`table`: the embedding, whose rows are multiplied by `scale`; `cache_format`: of the draft's own keys and
+        values; `tapped`: where the target leaves its features,
         `tokens` where a block leaves its likeliest ones for the target.
 
         Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them.
         """
         self.backend, self.network = backend, network
-        self._context, self._eps = context, eps
+        self._context, self._eps, self._cache_format = context, eps, cache_format
         self._long, self._short = Workspace(backend, backend.chunk), Workspace(backend, MAX_WIDTH)
         self.features: Activation = backend.activation(
             backend.chunk, network.fc.inputs, quantised=network.fc.quantised
@@ -94,7 +96,8 @@ class Tapes:
 
     def _run(self, rows: int, space: Workspace, x: Buffer) -> Run:
         return Run(
-            self.backend.recorder(rows), space, x, self.params, self.network.rope_table, self._context, self._eps,
+            self.backend.recorder(rows, self._cache_format), space, x, self.params, self.network.rope_table,
+            self._context, self._eps,
         )  # fmt: skip
 
     def _record_context(self, rows: int, features: Activation) -> Tape:

@@ -326,8 +326,8 @@ class Target:
 
     def _run_of(self, width: int) -> Run:
         return Run(
-            self.backend.recorder(width), self._workspace, self._x, self._intake.params, self.network.rope_table,
-            self.context, self.config.eps,
+            self.backend.recorder(width, self.state_shape.kv.format), self._workspace, self._x, self._intake.params,
+            self.network.rope_table, self.context, self.config.eps,
         )  # fmt: skip
 
     def _record(self, width: int, rows: Rows, screened: bool) -> Tape:

@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Backend
+from sparkinfer.backend.base import Backend, CacheFormat
 from sparkinfer.backend.choose import choose_backend
 from sparkinfer.errors import RequestError, ShapeError, UnsupportedError
 from sparkinfer.gguf import GGUFFile, open_gguf
@@ -22,7 +22,7 @@ from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
 from sparkinfer.state import StateShape
-from sparkinfer.state.kv_cache import KvShape
+from sparkinfer.state.kv_cache import BLOCK, KvShape
 
 ARCHITECTURES = Registry(
     "architecture",
@@ -34,6 +34,7 @@ ARCHITECTURES = Registry(
     },
 )
 _DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks
+_CACHE_NAMES = {"f32": "float32", "f16": "float16", "q8_0": "q8_0"}
 _ROPE_DIVISORS = "rope_freqs.weight"
 _EMBEDDING, _NORM, _HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
 
@@ -44,6 +45,7 @@ def load_target(
     context: int | None = None,
     threads: int | None = None,
     activations: Literal["int8", "f32"] | None = None,
+    kv_cache: Literal["auto", "f32", "f16", "q8_0"] | None = None,
     head_screen: bool | None = None,
     isa: str | None = None,
     device: str | None = None,
@@ -54,7 +56,8 @@ def load_target(
     """Open, check and repack a model. Arguments left out take the process options' values.
 
     `backend`: where to load it, instead of what `device` says. `activations="f32"` expands the weights and computes in
-    float32 (keys and values too): exact, large and slow.
+    float32 (keys and values too, unless `kv_cache` says otherwise): exact, large and slow. `kv_cache="q8_0"` keeps keys
+    and values as codes of 8 bits: about half the memory, and answers of its own.
     Raises MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
     """
     options = resolve(
@@ -62,6 +65,7 @@ def load_target(
             "threads": threads,
             "context": context,
             "activations": activations,
+            "kv_cache": kv_cache,
             "head_screen": head_screen,
             "isa": isa,
             "device": device,
@@ -75,7 +79,7 @@ def load_target(
     check_tensors(file, expected, optional=(_HEAD,))
     _refuse_unused(file, expected, config)
     exact = options.text("activations") == "f32"
-    shape = _state_shape(config, exact)
+    shape = _state_shape(config, _cache_format(config, options.text("kv_cache"), exact))
     size = _context(config, options.integer("context"))
     reason = "given"
     if backend is None:
@@ -86,10 +90,10 @@ def load_target(
             isa=options.text("isa"),
             threads=n_threads,
             cache_dir=options.path("cache_dir"),
-            wide_cache=exact,
         )
     weights = Weights(file, backend, exact, progress)
     try:
+        _check_cache(backend, shape.kv.format)
         head = _HEAD if _HEAD in file.tensors else _EMBEDDING
         wanted = options.boolean("head_screen")
         unscreened = refusal(file, head, backend, exact=exact, wanted=wanted)
@@ -203,9 +207,29 @@ def _divisors(weights: Weights, config: ModelConfig) -> NDArray[np.float32] | No
     return divisors
 
 
-def _state_shape(config: ModelConfig, exact: bool) -> StateShape:
+def _cache_format(config: ModelConfig, wanted: str, exact: bool) -> CacheFormat:
+    """The format of keys and values. Raises UnsupportedError where the heads do not fit it."""
+    if wanted == "auto":
+        return "f32" if exact else "f16"
+    if wanted == "q8_0" and config.head_size % BLOCK:
+        raise UnsupportedError(
+            f"--kv-cache q8_0 has one scale for {BLOCK} values of a head, and this model's heads have"
+            f" {config.head_size}; f16 and f32 work"
+        )
+    return cast(CacheFormat, wanted)
+
+
+def _check_cache(backend: Backend, wanted: CacheFormat) -> None:
+    if wanted not in backend.cache_formats:
+        raise UnsupportedError(
+            f"--kv-cache {wanted} is not supported on the {backend.name} backend; it has"
+            f" {' and '.join(backend.cache_formats)}"
+        )
+
+
+def _state_shape(config: ModelConfig, cache_format: CacheFormat) -> StateShape:
     n_attention = config.recurrent.count(False)
-    kv = KvShape(n_attention, config.kv_heads, config.head_size, 4 if exact else 2)
+    kv = KvShape(n_attention, config.kv_heads, config.head_size, cache_format)
     return StateShape(kv, recurrent_shape(config) if any(config.recurrent) else None)
 
 
@@ -241,7 +265,7 @@ def _plan(
         "model": config.name,
         **backend.plan,
         "activations": activations,
-        "cache": "float32" if shape.kv.item == 4 else "float16",
+        "cache": _CACHE_NAMES[shape.kv.format],
         "context": context,
         "prefill_chunk": backend.chunk,
         "max_width": MAX_WIDTH,

@@ -387,14 +387,14 @@ def record(
     )
     # With few rows a chunk turns its own queries and keys: in a prologue each thread would do all of them, and write
     # into the same lines as the others.
-    turn = recorder.take_prologue(rope_jobs(int(recorder.owner.wide_cache))[1])
+    turn = recorder.take_prologue(rope_jobs(int(recorder.cache_format == "f32"))[1])
     turning = recorder.pin(np.array(turn.args, np.int64)) if turn else 0
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
         scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window, first_row, of_rows,
         turning, row_block(rows),
     )  # fmt: skip
-    kernel = _partial_job(int(recorder.owner.wide_cache))
+    kernel = _partial_job(int(recorder.cache_format == "f32"))
     count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS
     recorder.phase([Job(kernel, args, 1, params.address + count)])
     merge = (

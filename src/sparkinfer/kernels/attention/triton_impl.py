@@ -311,7 +311,7 @@ def _record_few(
     results = recorder.row_block * shape.heads * programs
     partial = recorder.scratch("attention", results * padded)
     sums = recorder.scratch("attention sums", 2 * results)
-    wide = recorder.owner.wide_cache
+    wide = recorder.cache_format == "f32"
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
         "PROGRAMS": programs,

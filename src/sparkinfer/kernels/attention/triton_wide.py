@@ -130,7 +130,7 @@ def record_wide(
     recorder: CudaRecorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation,
     first_row: int, of_rows: int,
 ) -> None:  # fmt: skip
-    group, wide, rows = shape.heads // shape.kv_heads, recorder.owner.wide_cache, recorder.rows
+    group, wide, rows = shape.heads // shape.kv_heads, recorder.cache_format == "f32", recorder.rows
     tile = FLOAT32_TILE if wide else TILE
     if not wide and -(-rows * group // tile) * shape.kv_heads < recorder.owner.sms:
         tile //= 2  # more programs

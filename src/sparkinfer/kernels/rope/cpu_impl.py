@@ -218,7 +218,7 @@ def record(
     q_norm: Buffer | None, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, q, k, v, shape, table, params, out, q_norm, k_norm, shape.heads)
-    one, every = rope_jobs(int(recorder.owner.wide_cache))
+    one, every = rope_jobs(int(recorder.cache_format == "f32"))
     if recorder.prefers_prologue:
         recorder.prologue(Job(every, args, 1))
     else:
@@ -229,5 +229,5 @@ def record_cache(
     recorder: CpuRecorder, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, k, k, v, shape, table, params, k, None, k_norm, 0)
-    one, _ = rope_jobs(int(recorder.owner.wide_cache))
+    one, _ = rope_jobs(int(recorder.cache_format == "f32"))
     recorder.phase([Job(one, args, recorder.rows)])

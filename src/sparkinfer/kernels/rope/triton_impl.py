@@ -102,7 +102,7 @@ def _launch(
         q_norm.array if q_norm else q.array, k_norm.array if k_norm else k.array, shape.layer, shape.eps,
         HEADS=heads, KV_HEADS=shape.kv_heads, SIZE=shape.head_size, PADDED=power_of_two(shape.head_size),
         ROTATED=shape.rotated, PAIRED=shape.interleaved, GATED=shape.gated,
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, WIDE=recorder.owner.wide_cache,
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, WIDE=recorder.cache_format == "f32",
         num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip
 
