@@ -64,8 +64,7 @@ def shape_of(heads, kv_heads, size, gated=False, causal=True, window=0):
 @pytest.fixture(params=[1, 7])
 def programs(request, monkeypatch):
     """Multiprocessors that the kernels reckon with: units of positions are dealt out among them."""
-    for wide in (False, True):
-        monkeypatch.setattr(gpu.backend(wide), "sms", request.param)
+    monkeypatch.setattr(gpu.backend(), "sms", request.param)
 
 
 SHAPES = [
