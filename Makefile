@@ -56,7 +56,7 @@ tests: $(READY)
 GPU_PATH  = PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}"
 GPU_TESTS = tests/models/test_cuda_*.py tests/dflash/test_lossless_matrix.py tests/dflash/test_lossless_requests.py \
             tests/dflash/test_cuts_lossless.py tests/dflash/test_known_faults.py tests/kernels/test_triton_*.py
-CHECKED   = attention delta_net embed experts linear norms recurrent rope
+CHECKED   = attention delta_net embed experts greedy_chain linear norms recurrent rope
 SANITIZER = $(GPU_PATH) compute-sanitizer --target-processes application-only --error-exitcode 9 \
             --launch-timeout 120 --max-connections 64
 SANITIZED = $(PYTHON) -m pytest -q -p no:cacheprovider --timeout 300

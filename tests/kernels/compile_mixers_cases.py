@@ -12,8 +12,11 @@ from sparkinfer.kernels.block_conv import BlockConv, block_conv, block_conv_add
 from sparkinfer.kernels.conv import commit_conv, conv
 from sparkinfer.kernels.copy_rows import copy_rows
 from sparkinfer.kernels.delta_net import DeltaNet, delta_net
+from sparkinfer.kernels.exchange_rows import exchange_rows
 from sparkinfer.kernels.gated_delta import DeltaInputs, commit_delta, gated_delta
 from sparkinfer.kernels.gated_norm import gated_norm
+from sparkinfer.kernels.greedy_chain import TokenLinks, TokenPicks, greedy_chain
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.rope import cache_rows, rope
 from sparkinfer.kernels.shapes import Heads, RecurrentShape
 
@@ -98,6 +101,16 @@ def other_cases():
     block_conv_add(run, buffer(16, 2048), buffer(16, 256), convolution, buffer(16, 2048))
     copy_rows(run, buffer(16, 2048), buffer(16, 2048))
     argmax(run, buffer(16, 248320), buffer(16, 2, torch.int64), 248320)
+    yield run
+    run = recorder(2)
+    words = buffer(1, 40, torch.int64)
+    after = TritonWeight("F16", 4608, 64, torch.empty(4608 * 32, dtype=torch.int32))
+    links = TokenLinks(buffer(49152, 64), after, (words, 16))
+    picks = TokenPicks(buffer(16, 2, torch.int64), buffer(1, 4608, torch.int64), (words, 17))
+    greedy_chain(run, buffer(16, 4608), 4608, links, picks)
+    greedy_chain(run, buffer(16, 248320), 248320, None, TokenPicks(buffer(16, 2, torch.int64)))
+    planes = [torch.empty(rows, 360, dtype=torch.uint8) for rows in (4608, 16384)]
+    exchange_rows(run, buffer(1, 1025, torch.int64), 512, [(planes[0], planes[1])])
     yield run
 
 

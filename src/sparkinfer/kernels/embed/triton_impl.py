@@ -8,30 +8,40 @@ from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.linear.triton_impl import EXACT, constants, stride_of
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
-from sparkinfer.kernels.triton_quant import signed_byte, weight_part
+from sparkinfer.kernels.triton_quant import bound, signed_byte, weight_part
 
 _GROUPS = 32  # of a program
 
 
 @triton.jit(do_not_specialize=["unit", "first"])
 def embed_kernel(
-    table, total, groups, unit, run, first, scale, out, out_stride,
-    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, GROUPS: tl.constexpr,
+    table, total, groups, unit, run, first, scale, out, out_stride, mask, width,
+    BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr, GROUPS: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     release_next()
     await_inputs()
     row = tl.program_id(0)
     token = tl.load(run + first + row)
+    there = groups
+    if MASK:
+        there = tl.where(token < 0, 0, groups)
+        size = tl.where(token < 0, width, 0)
+        for begin in range(tl.program_id(1) * 1024, bound(size), tl.num_programs(1) * 1024):
+            column = begin + tl.arange(0, 1024)
+            value = tl.load(mask + column, mask=column < size, other=0.0)
+            at = out + row.to(tl.int64) * out_stride + column
+            tl.store(at, value * scale, mask=column < size)
+        token = tl.maximum(token, 0)
     g = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[:, None]
     n = tl.zeros([1, 1], tl.int32)
     lo, hi, s, m, word = weight_part(
-        table, total, token, n, g, groups, unit, g < groups, BITS, MODE, ZERO, False
+        table, total, token, n, g, groups, unit, g < there, BITS, MODE, ZERO, False
     )
     at = out + row.to(tl.int64) * out_stride
     if BITS > 8:
         V: tl.constexpr = 4 if BITS == 32 else 8
         i = g[:, :, None] * V + tl.arange(0, V)[None, None, :]
-        tl.store(at + i, lo.to(tl.float32) * scale, mask=i < groups * V)
+        tl.store(at + i, lo.to(tl.float32) * scale, mask=i < there * V)
     else:
         low_scale, high_scale, low_min, high_min = s, s, m, m
         if MODE >= 3:  # a scale per 16
@@ -44,7 +54,7 @@ def embed_kernel(
             low_min = m * signed_byte(word, 16).to(tl.float32)
             high_min = m * (word >> 24).to(tl.float32)
         i = g[:, :, None] * 32 + 4 * tl.arange(0, 4)[None, None, :]
-        live = (g < groups)[:, :, None]
+        live = (g < there)[:, :, None]
         for b in tl.static_range(4):
             low = signed_byte(lo, 8 * b).to(tl.float32)
             high = signed_byte(hi, 8 * b).to(tl.float32)
@@ -59,10 +69,17 @@ def embed_kernel(
 
 
 def record(
-    recorder: CudaRecorder, table: TritonWeight, run: Buffer, first: int, out: Buffer, scale: float
+    recorder: CudaRecorder,
+    table: TritonWeight,
+    run: Buffer,
+    first: int,
+    out: Buffer,
+    scale: float,
+    mask: Buffer | None,
 ) -> None:
     recorder.launch(
         embed_kernel, (recorder.rows, -(-table.groups // _GROUPS)),
         table.words, table.total, table.groups, 1, run.array, first, scale, out.array, stride_of(out.array),
-        GROUPS=_GROUPS, num_warps=1, overlap=True, **constants(table), **EXACT,
+        (out if mask is None else mask).array, table.inputs, GROUPS=_GROUPS, MASK=mask is not None,
+        num_warps=1, overlap=True, **constants(table), **EXACT,
     )  # fmt: skip

@@ -72,6 +72,12 @@ class TritonWeight:
     def n_bytes(self) -> int:
         return self.words.numel() * 4
 
+    def planes(self) -> list[Tensor]:
+        """Views of the planes' bytes, each uint8 [rows, bytes of a row]."""
+        widths = plane_widths(self.form, self.groups)
+        parts = self.words.view(torch.uint8).split([self.total * width for width in widths])
+        return [part.view(self.total, width) for part, width in zip(parts, widths, strict=True)]
+
 
 @dataclass(frozen=True)
 class Planes:
