@@ -177,7 +177,7 @@ class CpuBackend(HostMemory):
     name = "cpu"
     chunk = 64
     on_host = True
-    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16")
+    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16", "q8_0")
 
     def __init__(self, isa: Isa, threads: int) -> None:
         self.isa = isa

@@ -28,10 +28,18 @@ from sparkinfer.backend.simd import (
     sum_lanes,
 )
 from sparkinfer.kernels.attention import SPLIT, row_block
+from sparkinfer.kernels.attention.cpu_blocks import (
+    ISAS,
+    WEIGHTS,
+    avx2_group,
+    portable_group,
+    quantise_query,
+    vnni512_group,
+)
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
 from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
-from sparkinfer.kernels.rope.cpu_impl import cache_head, rope_jobs, turn_query
+from sparkinfer.kernels.rope.cpu_impl import cache_head, cache_head_blocks, rope_jobs, turn_query
 from sparkinfer.kernels.run_params import (
     ATTENTION_CHUNKS,
     FIRST,
@@ -229,9 +237,21 @@ def _cache_split(turning: int, rows: int, head: int, start: int, thread: int, wi
         cache_head(turning, row, head, thread, wide)
 
 
+@inner
+def _cache_split_blocks(turning: int, rows: int, head: int, start: int, thread: int) -> None:
+    """The same in q8_0."""
+    position = load_i64(load_i64(turning + 96) + POSITION)
+    for row in range(max(0, start - position), min(rows, start + SPLIT - position)):
+        cache_head_blocks(turning, row, head, thread)
+
+
+_VNNI512, _AVX2, _PORTABLE = 1, 2, 3  # instruction sets of a cache in q8_0
+
+
 @functools.cache
-def _partial_job(wide: int) -> Kernel:
-    item = 4 if wide else 2
+def _partial_job(wide: int, blocks: int) -> Kernel:
+    """`blocks`: 0, or the cache is in q8_0, for this instruction set."""
+    item = 1 if blocks else 4 if wide else 2
 
     @job
     def attention_partial(args, chunk, thread):  # type: ignore[no-untyped-def]
@@ -250,16 +270,22 @@ def _partial_job(wide: int) -> Kernel:
         plane = load_i64(params + HEAD_BYTES)
         offset = (load_i64(args + 40) * kv_heads + head) * plane + start * size * item
         keys, values = load_i64(params + KEYS) + offset, load_i64(params + VALUES) + offset
+        scales = plane // 17 * 16 - start * size + (start * size >> 4)  # in q8_0, from the codes
         scratch = load_i64(args + 72) + thread * load_i64(args + 80)
         queries, scores = scratch, scratch + _QUERIES * size * 4
         results = scores + _QUERIES * SPLIT * 4
         bounds = results + _QUERIES * (size + 16) * 4
+        quantised = bounds + _QUERIES * 16
+        weights = quantised + _QUERIES * size * 4
         total = min(rows - block * block_rows, block_rows) * per_kv
         scale, turning = splat(load_f32(args + 88)), load_i64(args + 136)
         for line in range(0, 16 * size * item, 64):
             prefetch(keys + line)
         if turning != 0:
-            _cache_split(turning, run_rows, head, start, thread, wide)
+            if blocks:
+                _cache_split_blocks(turning, run_rows, head, start, thread)
+            else:
+                _cache_split(turning, run_rows, head, start, thread, wide)
         result_bytes = (size + 16) * 4
         splits = load_i64(args + 96)
         for first in range(0, total, _QUERIES):
@@ -275,6 +301,8 @@ def _partial_job(wide: int) -> Kernel:
                     source = target
                 for d in range(0, size * 4, 64):
                     store(target + d, load(source + d) * scale)
+                if blocks:
+                    quantise_query(target, size, quantised + i * size * 4)
                 low = max(_lowest(params, window, position + row) - start, 0)
                 count = min(SPLIT, _end(params, causal, window, position + row, run_rows) - start)
                 store_i64(bounds + 16 * i, low)
@@ -282,7 +310,22 @@ def _partial_job(wide: int) -> Kernel:
                 seen = seen or low < count
             if not seen:
                 continue
-            if wide:
+            if blocks == _VNNI512:
+                vnni512_group(
+                    n, quantised, keys, keys + scales, values, values + scales, size, bounds, scores,
+                    results, weights,
+                )  # fmt: skip
+            elif blocks == _AVX2:
+                avx2_group(
+                    n, quantised, keys, keys + scales, values, values + scales, size, bounds, scores,
+                    results, weights,
+                )  # fmt: skip
+            elif blocks == _PORTABLE:
+                portable_group(
+                    n, quantised, keys, keys + scales, values, values + scales, size, bounds, scores,
+                    results, weights,
+                )  # fmt: skip
+            elif wide:
                 _wide_group(n, queries, keys, values, size, bounds, scores, results)
             else:
                 _half_group(n, queries, keys, values, size, bounds, scores, results)
@@ -382,19 +425,23 @@ def record(
     result = (size + 16) * 4
     partial = recorder.owner.shared_scratch("attention", rows * shape.heads * splits * result)
     scratch_bytes = _QUERIES * (size * 4 + SPLIT * 4 + result + 16) + 64
+    wide, blocks = int(recorder.cache_format == "f32"), 0
+    if recorder.cache_format == "q8_0":
+        blocks = 1 + ISAS.index(recorder.owner.isa.name)
+        scratch_bytes += _QUERIES * (size * 4 + WEIGHTS + 4) + 40
     scratch = recorder.owner.shared_scratch(
         "attention threads", recorder.owner.threads * scratch_bytes
     )
     # With few rows a chunk turns its own queries and keys: in a prologue each thread would do all of them, and write
     # into the same lines as the others.
-    turn = recorder.take_prologue(rope_jobs(int(recorder.cache_format == "f32"))[1])
+    turn = recorder.take_prologue(rope_jobs(recorder.cache_format)[1])
     turning = recorder.pin(np.array(turn.args, np.int64)) if turn else 0
     args = (
         q.address, q.stride, partial, params.address, rows, shape.layer, shape.heads, shape.kv_heads, size,
         scratch, scratch_bytes, float_bits(size**-0.5), splits, int(shape.causal), shape.window, first_row, of_rows,
         turning, row_block(rows),
     )  # fmt: skip
-    kernel = _partial_job(int(recorder.cache_format == "f32"))
+    kernel = _partial_job(wide, blocks)
     count = WINDOW_CHUNKS if shape.window else ATTENTION_CHUNKS
     recorder.phase([Job(kernel, args, 1, params.address + count)])
     merge = (

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.base import Buffer, CacheFormat
 from sparkinfer.backend.compiled import Kernel, inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
@@ -24,6 +24,7 @@ from sparkinfer.backend.simd import (
     swap_pairs,
 )
 from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
+from sparkinfer.kernels.rope.cpu_blocks import key_blocks, value_blocks
 from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, ROTATION, VALUES
 from sparkinfer.kernels.shapes import Heads
 
@@ -146,21 +147,45 @@ def turn_query(args: int, row: int, head: int, target: int) -> None:
 
 
 @inner
-def cache_head(args: int, row: int, head: int, thread: int, wide: int) -> None:
-    """Key and value of one row and kv head, to the cache."""
-    params, size = load_i64(args + 96), load_i64(args + 128)
-    plane = load_i64(params + HEAD_BYTES)
-    first = (load_i64(args + 104) * load_i64(args + 120) + head) * plane
-    position = load_i64(params + POSITION) + row
+def _turned_key(args: int, row: int, head: int, thread: int) -> int:
+    """The address of the turned key of one row and kv head, size floats that are the thread's own."""
+    size = load_i64(args + 128)
     k = load_i64(args + 16) + row * load_i64(args + 24) + head * size * 4
-    v = load_i64(args + 32) + row * load_i64(args + 40) + head * size * 4
     turned = load_i64(args + 184) + thread * size * 4
     _turn(
         k, load_i64(args + 176), load_f32(args + 160), _table_row(args, row), size,
         load_i64(args + 136), load_i64(args + 144), turned,
     )  # fmt: skip
+    return turned
+
+
+@inner
+def _value_of(args: int, row: int, head: int) -> int:
+    return load_i64(args + 32) + row * load_i64(args + 40) + head * load_i64(args + 128) * 4
+
+
+@inner
+def cache_head(args: int, row: int, head: int, thread: int, wide: int) -> None:
+    """Key and value of one row and kv head, to a cache of float16 or float32."""
+    params, size = load_i64(args + 96), load_i64(args + 128)
+    first = (load_i64(args + 104) * load_i64(args + 120) + head) * load_i64(params + HEAD_BYTES)
+    position = load_i64(params + POSITION) + row
+    turned, v = _turned_key(args, row, head, thread), _value_of(args, row, head)
     _key_row(load_i64(params + KEYS) + first, position, size, turned, wide)
     _value_row(load_i64(params + VALUES) + first, position, size, v, wide)
+
+
+@inner
+def cache_head_blocks(args: int, row: int, head: int, thread: int) -> None:
+    """The same, to a cache of q8_0."""
+    params, size = load_i64(args + 96), load_i64(args + 128)
+    plane = load_i64(params + HEAD_BYTES)
+    first = (load_i64(args + 104) * load_i64(args + 120) + head) * plane
+    keys, values = load_i64(params + KEYS) + first, load_i64(params + VALUES) + first
+    position, codes = load_i64(params + POSITION) + row, plane // 17 * 16
+    turned, v = _turned_key(args, row, head, thread), _value_of(args, row, head)
+    lost = value_blocks(values, values + codes, position, size, v)
+    key_blocks(keys, keys + codes, position, size, turned, lost)
 
 
 @inner
@@ -171,27 +196,46 @@ def _table_row(args: int, row: int) -> int:
 
 
 @inner
-def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
+def _query_row(args: int, row: int) -> None:
     size = load_i64(args + 128)
     target = load_i64(args + 48) + row * load_i64(args + 56)
     for head in range(load_i64(args + 112)):
         turn_query(args, row, head, target + head * size * 4)
+
+
+@inner
+def _rope_row(args: int, row: int, thread: int, wide: int) -> None:
+    _query_row(args, row)
     for head in range(load_i64(args + 120)):
         cache_head(args, row, head, thread, wide)
 
 
+@inner
+def _rope_row_blocks(args: int, row: int, thread: int) -> None:
+    _query_row(args, row)
+    for head in range(load_i64(args + 120)):
+        cache_head_blocks(args, row, head, thread)
+
+
 @functools.cache
-def rope_jobs(wide: int) -> tuple[Kernel, Kernel]:
+def rope_jobs(cache_format: CacheFormat) -> tuple[Kernel, Kernel]:
     """For one row a chunk, and for all of them at once; `attention` does the latter's work where it comes next."""
+    wide, blocks = int(cache_format == "f32"), int(cache_format == "q8_0")
 
     @job
     def rope_one(args, row, thread):  # type: ignore[no-untyped-def]
-        _rope_row(args, row, thread, wide)
+        if blocks:
+            _rope_row_blocks(args, row, thread)
+        else:
+            _rope_row(args, row, thread, wide)
 
     @job
     def rope_all(args, chunk, thread):  # type: ignore[no-untyped-def]
         for row in range(load_i64(args + 64)):
-            _rope_row(args, row, thread, wide)
+            if blocks:
+                _rope_row_blocks(args, row, thread)
+            else:
+                _rope_row(args, row, thread, wide)
 
     return rope_one, rope_all
 
@@ -218,7 +262,7 @@ def record(
     q_norm: Buffer | None, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, q, k, v, shape, table, params, out, q_norm, k_norm, shape.heads)
-    one, every = rope_jobs(int(recorder.cache_format == "f32"))
+    one, every = rope_jobs(recorder.cache_format)
     if recorder.prefers_prologue:
         recorder.prologue(Job(every, args, 1))
     else:
@@ -229,5 +273,5 @@ def record_cache(
     recorder: CpuRecorder, k: Buffer, v: Buffer, shape: Heads, table: Buffer, params: Buffer, k_norm: Buffer | None,
 ) -> None:  # fmt: skip
     args = _args(recorder, k, k, v, shape, table, params, k, None, k_norm, 0)
-    one, _ = rope_jobs(int(recorder.cache_format == "f32"))
+    one, _ = rope_jobs(recorder.cache_format)
     recorder.phase([Job(one, args, recorder.rows)])

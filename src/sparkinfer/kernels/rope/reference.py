@@ -51,3 +51,24 @@ def rope(
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., first] * sin + x[..., second] * cos
     return out
+
+
+def q8_0(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """x [..., head_size] as a cache in q8_0 keeps it: codes [..., head_size] and scales [..., head_size / 32].
+
+    A scale is the largest magnitude of its 32 values / 127, in float16; NaN, with codes of zero, where that is no
+    number or does not fit.
+    """
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    top = np.abs(blocks).max(-1) / np.float32(127)
+    scale = np.where(top <= 65504, top, np.nan).astype(np.float16)
+    good = (scale > 0)[..., None]
+    inverse = np.float32(1) / np.where(good, scale[..., None], 1).astype(np.float32)
+    steps = np.multiply(blocks, inverse, where=good, out=np.zeros_like(blocks))
+    return np.clip(np.rint(steps), -127, 127).astype(np.int8).reshape(x.shape), scale
+
+
+def from_q8_0(codes: NDArray[np.int8], scales: NDArray[np.float16]) -> NDArray[np.float32]:
+    """The numbers that codes and scales stand for."""
+    blocks = codes.reshape(*scales.shape, 32) * scales[..., None].astype(np.float32)
+    return blocks.reshape(codes.shape)
