@@ -361,6 +361,11 @@ def configure(flags: Mapping[str, Value]) -> Options:
     return resolve({})
 
 
+def compiler_setting(name: str) -> str | None:
+    """Return a setting of the CPU's compiler, Numba, that the environment holds; None where it is not set."""
+    return os.environ.get(f"NUMBA_{name}") or None
+
+
 def child_environment(**extra: str) -> dict[str, str]:
     """Return the environment for a child process, with `extra` on top."""
     return {**os.environ, **extra}

@@ -1,25 +1,36 @@
 """Compile kernels with Numba on first use and keep the machine code on disk.
 
-The cache folder's name is a hash of every source file that can reach a kernel, so an edit anywhere compiles anew while
-an unchanged second start only loads. Numba itself keys each entry by CPU and signature.
+The cache folder's name is a hash of every source file that can reach a kernel and of the CPU, so an edit anywhere
+compiles anew while an unchanged second start only loads object code, for which Numba is not even imported.
 """
 
 import ctypes
 import functools
+import hashlib
+import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from copy import deepcopy
+from importlib import import_module
+from importlib.metadata import version
+from inspect import signature
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from struct import Struct
+from types import FunctionType
+from typing import Any
 
-import llvmlite
-import numba
-from numba import types
-from numba.core import config
+import numpy as np
+from numpy.typing import NDArray
 
+from sparkinfer.backend.instructions import inner as inner
+from sparkinfer.backend.objects import cpu, load
 from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import OptionError
 
+Origin = tuple[str, str, tuple[Any, ...], int]
+
+_strangers = count()
 _KEEP = 6  # cache folders of other versions kept beside the current one
 _root: Path | None = None
 
@@ -33,7 +44,7 @@ def set_cache_root(path: Path) -> None:
 @functools.cache
 def source_hash() -> str:
     """Hash of what the CPU runs and of its compilers' versions."""
-    return hash_sources(f"{numba.__version__} {llvmlite.__version__}", gpu=False)
+    return hash_sources(f"{version('numba')} {version('llvmlite')}", gpu=False)
 
 
 @functools.cache
@@ -44,7 +55,7 @@ def cache_folder() -> Path | None:
     """
     if _root is None:
         return None
-    folder = _root / f"kernels-{source_hash()}"
+    folder = _root / f"kernels-{source_hash()}-{cpu()}"
     if not folder.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,91 +69,174 @@ def cache_folder() -> Path | None:
     return folder
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def inner(function: _F) -> _F:
-    """For functions that only compiled code calls: without entry points for Python and C a first start takes a fifth
-    less.
-    """
-    compiled: _F = numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-        function
-    )
-    return compiled
-
-
-@contextmanager
-def _kept() -> Iterator[bool]:
-    """While inside, Numba keeps what it compiles in our folder; False where there is none."""
-    folder, before = cache_folder(), config.CACHE_DIR
-    config.CACHE_DIR = str(folder or "")
-    try:
-        yield folder is not None
-    finally:
-        config.CACHE_DIR = before
-
-
 class Kernel:
-    """A function compiled to a C entry point when its address is first asked for."""
+    """A function of `n_args` int64 that is compiled to a C entry point when its address is first asked for."""
 
-    def __init__(self, function: Callable[..., None], signature: Any) -> None:
-        self._function = function
-        self._signature = signature
+    def __init__(self, function: Callable[..., None], n_args: int) -> None:
+        self.function, self.n_args = function, n_args
         self.name = function.__qualname__
+        # Where another process finds it: a module, a name in it, what the function of that name is given, and which
+        # of its results this is. None: nowhere, and nobody could tell its code from that of another one.
+        self.origin: Origin | None = None
+        if self.name.isidentifier() and function.__module__.startswith("sparkinfer."):
+            self.origin = (function.__module__, self.name, (), 0)
 
     @functools.cached_property
-    def _compiled(self) -> Any:
-        with _kept() as keep:
-            decorate = numba.cfunc(self._signature, cache=keep, error_model="numpy")
-            return decorate(self._function)
+    def key(self) -> str:
+        """Names its code among all that a process loads."""
+        if self.origin is None:
+            return f"{self.name}-{next(_strangers)}"
+        module, name, given, place = self.origin
+        words = [module.removeprefix("sparkinfer."), name, *map(str, given), str(place)]
+        return "-".join(words)
 
     @functools.cached_property
     def address(self) -> int:
         """Address of the machine code; compiles or loads it. The call from Python runs without the GIL."""
-        return int(self._compiled.address)
+        return load(self.code() or self.compile(), self.key)
+
+    def code(self) -> bytes | None:
+        """Its object code, where that is kept already."""
+        path = self._file()
+        try:
+            return None if path is None else path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def compile(self) -> bytes:
+        """Compile it, and keep the code where there is a place for it."""
+        code, path = self._compiled(), self._file()
+        if path is not None:  # all of it or nothing: another process may look for it
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_bytes(code)
+            part.replace(path)
+        return code
 
     def native(self, n_args: int) -> Callable[..., None]:
         """A Python callable of `n_args` integers that releases the GIL while it runs."""
         return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n_args)(self.address)
 
+    def _compiled(self) -> bytes:
+        from sparkinfer.backend.frontend import object_code
 
-JOB = types.void(types.int64, types.int64, types.int64)
-TILES = types.void(*[types.int64] * 7)
+        return object_code(self.function, self.n_args, self.key)
+
+    def _file(self) -> Path | None:
+        folder = cache_folder() if self.origin is not None else None
+        return None if folder is None else folder / f"{self.key}.o"
 
 
 def job(function: Callable[[int, int, int], None]) -> Kernel:
     """Declare a CPU job `f(args, chunk, thread)`: `args` is the address of its int64 arguments."""
-    return Kernel(function, JOB)
+    return Kernel(function, 3)
 
 
 class Routine:
-    """A function of arrays and numbers that Python calls, compiled when `call` is first asked for.
+    """A function of arrays and numbers, compiled when it is first bound to its arrays.
 
-    What it calls has to be in its own file: the cache's name tells nothing of other folders' sources, and Numba looks
-    at that file only.
+    `kinds`: one a parameter, arrays ("vector", "matrix" or "cube" of float64, contiguous) before numbers ("float64" or
+    "int64"). The result is one float64. What it calls has to be in its own file: the cache's name tells nothing of
+    other folders' sources, its own file's name does.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Any) -> None:
-        self._function, self._signature = function, signature
+    def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]) -> None:
+        self.function, self.kinds = function, kinds
+        self.kernel = _RoutineKernel(function, kinds)
+        self._dims = [DIMENSIONS[kind] for kind in kinds if kind in DIMENSIONS]
+        numbers = "".join("d" if kind == "float64" else "q" for kind in kinds[len(self._dims) :])
+        self.numbers = Struct(f"={numbers}")
 
-    def prepare(self) -> None:
-        """Compile or load it now, where that keeps nobody waiting."""
-        _ = self.call
+    def bind(self, *arrays: NDArray[np.float64]) -> "Bound":
+        """The function of its numbers alone. It writes to the arrays' memory, which it keeps."""
+        words: list[int] = []
+        for array, dimensions in zip(arrays, self._dims, strict=True):
+            assert array.dtype == np.float64 and array.flags.c_contiguous, array.dtype
+            assert array.ndim == dimensions, array.shape
+            words += (array.ctypes.data, *array.shape)
+        memory = np.zeros(len(words) + len(self.kinds) - len(arrays) + 1, np.int64)
+        memory[: len(words)] = words
+        return Bound(self, arrays, memory, 8 * len(words))
+
+
+class Bound:
+    """A routine with its arrays. A deep copy has the copies of the arrays."""
+
+    def __init__(
+        self, routine: Routine, arrays: tuple[NDArray[np.float64], ...], memory: Any, fixed: int
+    ) -> None:
+        self._routine, self._arrays, self._memory, self._fixed = routine, arrays, memory, fixed
+        self._pack, self._address = routine.numbers.pack_into, int(memory.ctypes.data)
+        self._native, self._result = routine.kernel.native(1), memory.view(np.float64)[-1:]
+
+    def __call__(self, *numbers: float) -> float:
+        self._pack(self._memory, self._fixed, *numbers)
+        self._native(self._address)
+        return float(self._result.item())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
+        return self._routine.bind(*(deepcopy(array, memo) for array in self._arrays))
+
+
+DIMENSIONS = {"vector": 1, "matrix": 2, "cube": 3}
+
+
+class _RoutineKernel(Kernel):
+    """What a routine is to compiled code: one address, of its arrays' addresses and shapes, its numbers, its result."""
+
+    def __init__(self, function: Callable[..., Any], kinds: tuple[str, ...]) -> None:
+        super().__init__(function, 1)
+        self._kinds = kinds
 
     @functools.cached_property
-    def call(self) -> Callable[..., Any]:
-        """The compiled function. Arrays have to be of the signature's kinds and contiguous."""
-        with _kept() as keep:
-            decorate = numba.njit(
-                self._signature, cache=keep, error_model="numpy", no_cfunc_wrapper=True
-            )
-            compiled: Callable[..., Any] = decorate(self._function)
-            return compiled
+    def key(self) -> str:
+        """Its own file's sources are not in the folder's name."""
+        source = Path(self.function.__code__.co_filename).read_bytes()
+        return f"{super().key}-{hashlib.sha256(source).hexdigest()[:8]}"
+
+    def _compiled(self) -> bytes:
+        from sparkinfer.backend.frontend import routine_code
+
+        return routine_code(self.function, self._kinds, self.key)
 
 
-def routine(signature: Any) -> Callable[[Callable[..., Any]], Routine]:
-    """Declare a `Routine` of this signature."""
-    return lambda function: Routine(function, signature)
+def family(make: Callable[..., Any]) -> Callable[..., Any]:
+    """For a function that makes a kernel, or a tuple of them, for the arguments given: made once, and kept by them."""
+
+    @functools.cache
+    def made(*given: Any) -> Any:
+        kernels = make(*given)
+        for place, kernel in enumerate(kernels if isinstance(kernels, tuple) else (kernels,)):
+            kernel.origin = (make.__module__, make.__name__, given, place)
+        return kernels
+
+    arguments = signature(make)
+
+    @functools.cache
+    def of(*given: Any, **named: Any) -> Any:
+        bound = arguments.bind(*given, **named)
+        bound.apply_defaults()
+        return made(*bound.args)
+
+    return of
 
 
-VECTOR, MATRIX, CUBE = (types.Array(types.float64, n, "C") for n in (1, 2, 3))
+def kernel_of(origin: "Origin") -> Kernel:
+    """The kernel of an origin."""
+    module, name, given, place = origin
+    known = vars(import_module(module))
+    found: Any = known[name]
+    if isinstance(found, FunctionType):
+        of_it = [k for k in known.values() if isinstance(k, Kernel) and k.function is found]
+        found = of_it[0] if of_it else found
+    if isinstance(found, Routine):
+        found = found.kernel
+    if not isinstance(found, Kernel):
+        found = found(*given)
+        found = found[place] if isinstance(found, tuple) else found
+    assert isinstance(found, Kernel) and found.origin == origin, origin
+    return found
+
+
+def routine(*kinds: str) -> Callable[[Callable[..., Any]], Routine]:
+    """Declare a `Routine` of these parameters."""
+    return lambda function: Routine(function, kinds)

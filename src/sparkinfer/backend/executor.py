@@ -20,8 +20,6 @@ Memory layout (int64 words):
 import platform
 import sys
 
-from numba import types
-
 from sparkinfer.backend.compiled import Kernel, inner
 from sparkinfer.backend.simd import (
     atomic_add,
@@ -29,8 +27,10 @@ from sparkinfer.backend.simd import (
     atomic_store,
     atomic_swap_if,
     call_job,
+    give_way,
     load_i64,
     spin_hint,
+    system_call,
 )
 
 EPOCH, TAPE, STOP, IDLE, SLEEPERS, THREADS, CONTROL_WORDS = 0, 64, 128, 192, 256, 320, 48
@@ -45,25 +45,23 @@ _IDLE_SPIN = 40000  # the same between two runs: waking up takes about as long a
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 _WAIT, _WAKE = 128, 129  # private futex operations
 _EVERYONE = 2**31 - 1
-_syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
-_yield = types.ExternalFunction("sched_yield", types.int32())
 
 if _FUTEX:
 
     @inner
     def _sleep(address: int, value: int) -> None:
         """Sleep until woken, unless the low 32 bits at `address` are no longer `value`."""
-        _syscall(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
+        system_call(_FUTEX, address, _WAIT, value & 0xFFFFFFFF, 0, 0, 0)
 
     @inner
     def _wake(address: int) -> None:
-        _syscall(_FUTEX, address, _WAKE, _EVERYONE, 0, 0, 0)
+        system_call(_FUTEX, address, _WAKE, _EVERYONE, 0, 0, 0)
 
 else:  # no futex: give the core away and look again
 
     @inner
     def _sleep(address: int, value: int) -> None:
-        _yield()
+        give_way()
 
     @inner
     def _wake(address: int) -> None:
@@ -228,8 +226,8 @@ def _stop(control: int) -> None:
     _wake(control + EPOCH)
 
 
-RUN = Kernel(_run, types.void(types.int64, types.int64))
-START = Kernel(_start, types.void(types.int64, types.int64))
-JOIN = Kernel(_join, types.void(types.int64, types.int64))
-WORK = Kernel(_work, types.void(types.int64, types.int64))
-STOP_ALL = Kernel(_stop, types.void(types.int64))
+RUN = Kernel(_run, 2)
+START = Kernel(_start, 2)
+JOIN = Kernel(_join, 2)
+WORK = Kernel(_work, 2)
+STOP_ALL = Kernel(_stop, 1)

@@ -3,9 +3,7 @@
 import platform
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
-from numba.core import config
-
+from sparkinfer.backend.objects import features
 from sparkinfer.errors import OptionError
 
 
@@ -24,9 +22,7 @@ _LANES = {"vnni512": 16, "avx2": 8, "portable": 16}
 
 def cpu_features() -> frozenset[str]:
     """Features LLVM will compile for: the host's, or those of NUMBA_CPU_FEATURES."""
-    if config.CPU_FEATURES:
-        return frozenset(f[1:] for f in config.CPU_FEATURES.split(",") if f.startswith("+"))
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    return frozenset(f[1:] for f in features().split(",") if f.startswith("+"))
 
 
 def choose_isa(wanted: str = "auto") -> Isa:

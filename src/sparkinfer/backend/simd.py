@@ -5,39 +5,19 @@ the machine has, so the same source gives the same bits on AVX-512, AVX2 and any
 additions and every fused multiply-add are spelled out, nothing is left to a reassociating optimiser.
 """
 
-import operator
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.datamodel import models, register_default
-from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic
+
+from sparkinfer.backend import instructions as kinds
+from sparkinfer.backend.instructions import instruction
 
 LANES = 16
 I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 F16, F32 = ir.HalfType(), ir.FloatType()
-
-
-class F32x16(types.Type):  # type: ignore[misc]
-    """Numba type of a vector of 16 float32 values."""
-
-    def __init__(self) -> None:
-        super().__init__(name="f32x16")
-
-
-f32x16 = F32x16()
 VEC = ir.VectorType(F32, LANES)
-
-
-@register_default(F32x16)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, fe_type: Any) -> None:
-        super().__init__(manager, fe_type, VEC)
-
 
 # ---- building blocks on LLVM values, shared with the generated tile kernels ----
 
@@ -70,16 +50,51 @@ def store_value(builder: ir.IRBuilder, address: ir.Value, value: ir.Value, align
     instruction.align = align
 
 
+@contextmanager
+def loop_over(builder: ir.IRBuilder, count: ir.Value) -> Iterator[ir.Value]:
+    """A loop over 0 .. `count`, of which the body is written inside; gives the index."""
+    before, kind = builder.basic_block, count.type
+    test, body, after = (
+        builder.append_basic_block(f"loop.{name}") for name in ("test", "body", "end")
+    )
+    builder.branch(test)
+    with builder.goto_block(test):
+        index = builder.phi(kind)
+        builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    with builder.goto_block(body):
+        yield index
+        following = builder.add(index, ir.Constant(kind, 1), flags=["nsw"])
+        last = builder.basic_block
+        builder.branch(test)
+    index.add_incoming(ir.Constant(kind, 0), before)
+    index.add_incoming(following, last)
+    builder.position_at_end(after)
+
+
+def variable(builder: ir.IRBuilder, kind: ir.Type) -> ir.Value:
+    """A place of the function's own for a value, zero at first."""
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+        builder.store(kind(None), place)
+    return place
+
+
+def declared(module: ir.Module, kind: ir.FunctionType, name: str) -> ir.Function:
+    """The function of this name, which is somewhere else."""
+    found = module.globals.get(name)
+    return ir.Function(module, kind, name) if found is None else found
+
+
 def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, args: list[ir.Value]) -> ir.Value:
     kind = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+    return builder.call(declared(builder.module, kind, name), args)
 
 
 def prefetch_value(builder: ir.IRBuilder, address: ir.Value, locality: int) -> None:
     """Ask for the line at `address`, which may lie anywhere. `locality`: 3 keeps it, 0 expects no second use."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    function = declared(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, locality, 1))])
 
 
@@ -157,93 +172,54 @@ def _exp_value(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return builder.bitcast(bits, VEC)
 
 
-# ---- operators on f32x16 in Numba source ----
+# ---- instructions of kernels; + - * / on vectors are the frontend's ----
+
+_i64, _i32, _f32, _void = kinds.WORD, kinds.INT, kinds.FLOAT, kinds.NOTHING
+f32x16 = kinds.VECTOR
 
 
-def _operator(function: Any, method: str) -> None:
-    class Template(ConcreteTemplate):  # type: ignore[misc]
-        cases: ClassVar = [signature(f32x16, f32x16, f32x16)]
-
-    infer_global(function)(Template)
-
-    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return getattr(builder, method)(*args)
-
-    lower_builtin(function, f32x16, f32x16)(lower)
-
-
-for _function, _method in (
-    (operator.add, "fadd"),
-    (operator.sub, "fsub"),
-    (operator.mul, "fmul"),
-    (operator.truediv, "fdiv"),
-):
-    _operator(_function, _method)
-
-
-def _make(result: Any, *params: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Turn `emit(builder, *values)` into a Numba intrinsic of a fixed signature."""
-
-    def decorate(emit: Callable[..., Any]) -> Any:
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            value = emit(builder, *args)
-            return context.get_dummy_value() if value is None else value
-
-        names = ", ".join(f"a{i}" for i in range(len(params)))
-        namespace: dict[str, Any] = {"sig": result(*params), "codegen": codegen}
-        exec(f"def {emit.__name__}(typingctx, {names}):\n    return sig, codegen", namespace)
-        built = intrinsic(namespace[emit.__name__])
-        built.__doc__ = emit.__doc__
-        return built
-
-    return decorate
-
-
-_i64, _f32, _void = types.int64, types.float32, types.void
-
-
-@_make(f32x16, _f32)
+@instruction(f32x16, _f32)
 def splat(builder: Any, value: Any) -> Any:
     """All lanes set to `value`."""
     return splat_value(builder, value, LANES)
 
 
-@_make(f32x16, _i64)
+@instruction(f32x16, _i64)
 def load(builder: Any, address: Any) -> Any:
     """16 float32 at `address`."""
     return load_value(builder, address, VEC, 4)
 
 
-@_make(_void, _i64, f32x16)
+@instruction(_void, _i64, f32x16)
 def store(builder: Any, address: Any, value: Any) -> None:
     """Write 16 float32 to `address`."""
     store_value(builder, address, value, 4)
 
 
-@_make(_void, _i64, f32x16)
+@instruction(_void, _i64, f32x16)
 def store_half(builder: Any, address: Any, value: Any) -> None:
     """Round 16 float32 to float16 and write them to `address`."""
     store_value(builder, address, builder.fptrunc(value, ir.VectorType(F16, LANES)), 2)
 
 
-@_make(_void, _i64)
+@instruction(_void, _i64)
 def prefetch(builder: Any, address: Any) -> None:
     """Ask for the line at `address`, to be read soon."""
     prefetch_value(builder, address, 3)
 
 
-@_make(f32x16, f32x16, f32x16, f32x16)
+@instruction(f32x16, f32x16, f32x16, f32x16)
 def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c with one rounding."""
     return fma_value(builder, a, b, c)
 
 
-@_make(f32x16, f32x16, f32x16)
+@instruction(f32x16, f32x16, f32x16)
 def maximum(builder: Any, a: Any, b: Any) -> Any:
     return _maximum(builder, a, b)
 
 
-@_make(_f32, f32x16, f32x16)
+@instruction(_f32, f32x16, f32x16)
 def largest_magnitude(builder: Any, a: Any, b: Any) -> Any:
     """The largest absolute value of 32; NaN when one of them is NaN."""
 
@@ -254,30 +230,30 @@ def largest_magnitude(builder: Any, a: Any, b: Any) -> Any:
     return builder.bitcast(_fold(builder, both, larger), F32)
 
 
-@_make(f32x16, f32x16)
+@instruction(f32x16, f32x16)
 def exp(builder: Any, x: Any) -> Any:
     """exp(x) to about 1 ulp; clamped to [-87, 88]."""
     return _exp_value(builder, x)
 
 
-@_make(f32x16, f32x16)
+@instruction(f32x16, f32x16)
 def swap_pairs(builder: Any, value: Any) -> Any:
     """Lanes 1, 0, 3, 2, ..."""
     mask = ir.Constant(ir.VectorType(I32, LANES), [lane ^ 1 for lane in range(LANES)])
     return builder.shuffle_vector(value, ir.Constant(VEC, ir.Undefined), mask)
 
 
-@_make(_f32, f32x16)
+@instruction(_f32, f32x16)
 def sum_lanes(builder: Any, value: Any) -> Any:
     return _fold(builder, value, builder.fadd)
 
 
-@_make(_f32, f32x16)
+@instruction(_f32, f32x16)
 def max_lanes(builder: Any, value: Any) -> Any:
     return _fold(builder, value, lambda a, b: _maximum(builder, a, b))
 
 
-@_make(f32x16, _i64, f32x16, f32x16)
+@instruction(f32x16, _i64, f32x16, f32x16)
 def keep_below(builder: Any, count: Any, value: Any, other: Any) -> Any:
     """Lanes with index < count from `value`, the others from `other`."""
     kind = ir.VectorType(I64, LANES)
@@ -287,7 +263,7 @@ def keep_below(builder: Any, count: Any, value: Any, other: Any) -> Any:
     )
 
 
-@_make(_void, _i64, f32x16)
+@instruction(_void, _i64, f32x16)
 def store_int8(builder: Any, address: Any, value: Any) -> None:
     """Round 16 lanes to the nearest even integer and write them as int8; |value| must be below 128."""
     store_value(
@@ -295,25 +271,25 @@ def store_int8(builder: Any, address: Any, value: Any) -> None:
     )
 
 
-@_make(f32x16, f32x16, f32x16, f32x16, f32x16)
+@instruction(f32x16, f32x16, f32x16, f32x16, f32x16)
 def where_above(builder: Any, a: Any, b: Any, value: Any, other: Any) -> Any:
     """Lanes where a > b from `value`, the others from `other`."""
     return builder.select(builder.fcmp_ordered(">", a, b), value, other)
 
 
-@_make(f32x16, _i64)
+@instruction(f32x16, _i64)
 def load_int8(builder: Any, address: Any) -> Any:
     """16 int8 at `address`."""
     return builder.sitofp(load_value(builder, address, ir.VectorType(I8, LANES)), VEC)
 
 
-@_make(f32x16, _i64)
+@instruction(f32x16, _i64)
 def load_half(builder: Any, address: Any) -> Any:
     """16 float16 at `address`."""
     return builder.fpext(load_value(builder, address, ir.VectorType(F16, LANES), 2), VEC)
 
 
-@_make(_void, _i64, _i64, f32x16, f32x16, f32x16, f32x16)
+@instruction(_void, _i64, _i64, f32x16, f32x16, f32x16, f32x16)
 def store_bytes(
     builder: Any, low: Any, high: Any, first: Any, second: Any, third: Any, fourth: Any
 ) -> None:
@@ -327,66 +303,66 @@ def store_bytes(
     store_value(builder, high, _part(builder, word, 8, 8), 1)
 
 
-@_make(_i64, f32x16, f32x16)
+@instruction(_i64, f32x16, f32x16)
 def lanes_not_below(builder: Any, value: Any, bar: Any) -> Any:
     """A bit for each lane of `value` that is not below `bar`: larger, equal, or one of them is no number."""
     found = builder.fcmp_unordered(">=", value, bar)
     return builder.zext(builder.bitcast(found, ir.IntType(LANES)), I64)
 
 
-@_make(types.int32, f32x16)
+@instruction(_i32, f32x16)
 def sum_rounded(builder: Any, value: Any) -> Any:
     """Sum of the lanes after rounding each to the nearest even integer (exact)."""
     return _fold(builder, _round_to_int(builder, value), builder.add)
 
 
-@_make(_f32, _f32, _f32, _f32)
+@instruction(_f32, _f32, _f32, _f32)
 def fma_scalar(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return fma_value(builder, a, b, c)
 
 
-@_make(_f32, _f32)
+@instruction(_f32, _f32)
 def sqrt_scalar(builder: Any, value: Any) -> Any:
     return call_llvm(builder, "llvm.sqrt.f32", F32, [value])
 
 
-@_make(_i64, _i64)
+@instruction(_i64, _i64)
 def load_i64(builder: Any, address: Any) -> Any:
     return load_value(builder, address, I64, 8)
 
 
-@_make(_void, _i64, _i64)
+@instruction(_void, _i64, _i64)
 def store_i64(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, value, 8)
 
 
-@_make(_f32, _i64)
+@instruction(_f32, _i64)
 def load_f32(builder: Any, address: Any) -> Any:
     return load_value(builder, address, F32, 4)
 
 
-@_make(_void, _i64, _f32)
+@instruction(_void, _i64, _f32)
 def store_f32(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, value, 4)
 
 
-@_make(_void, _i64, types.int32)
+@instruction(_void, _i64, _i32)
 def store_i32(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, value, 4)
 
 
-@_make(_void, _i64, _f32)
+@instruction(_void, _i64, _f32)
 def store_f16(builder: Any, address: Any, value: Any) -> None:
     store_value(builder, address, builder.fptrunc(value, F16), 2)
 
 
-@_make(_void, _i64, _i64, _i64, _i64)
+@instruction(_void, _i64, _i64, _i64, _i64)
 def call_job(builder: Any, function: Any, args: Any, chunk: Any, thread: Any) -> None:
     """Call the compiled job at address `function` with (args, chunk, thread)."""
     _call_pointer(builder, function, [args, chunk, thread])
 
 
-@_make(_void, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64)
+@instruction(_void, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64)
 def call_tiles(
     builder: Any,
     function: Any,
@@ -414,30 +390,30 @@ def _i64_pointer(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, I64.as_pointer())
 
 
-@_make(_i64, _i64)
+@instruction(_i64, _i64)
 def atomic_load(builder: Any, address: Any) -> Any:
     return builder.load_atomic(_i64_pointer(builder, address), "acquire", 8)
 
 
-@_make(_void, _i64, _i64)
+@instruction(_void, _i64, _i64)
 def atomic_store(builder: Any, address: Any, value: Any) -> None:
     builder.store_atomic(value, _i64_pointer(builder, address), "seq_cst", 8)
 
 
-@_make(_i64, _i64, _i64)
+@instruction(_i64, _i64, _i64)
 def atomic_add(builder: Any, address: Any, value: Any) -> Any:
     """Add and return the value before."""
     return builder.atomic_rmw("add", _i64_pointer(builder, address), value, "seq_cst")
 
 
-@_make(_i64, _i64, _i64, _i64)
+@instruction(_i64, _i64, _i64, _i64)
 def atomic_swap_if(builder: Any, address: Any, expected: Any, value: Any) -> Any:
     """Compare and swap; return the value found (equal to `expected` when it was swapped)."""
     result = builder.cmpxchg(_i64_pointer(builder, address), expected, value, "seq_cst", "seq_cst")
     return builder.extract_value(result, 0)
 
 
-@_make(_void, _i64)
+@instruction(_void, _i64)
 def spin_hint(builder: Any, unused: Any) -> None:
     """Tell the core that this is a spin-wait, where the architecture has a hint."""
     triple = builder.module.triple
@@ -445,3 +421,15 @@ def spin_hint(builder: Any, unused: Any) -> None:
         call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
     elif triple.startswith(("aarch64", "arm64")):
         call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, 1)])
+
+
+@instruction(_i64, *[_i64] * 7)
+def system_call(builder: Any, *args: Any) -> Any:
+    """The system call of a number and its six arguments."""
+    return call_llvm(builder, "syscall", I64, list(args))
+
+
+@instruction(_void)
+def give_way(builder: Any) -> None:
+    """Let another thread have this core."""
+    call_llvm(builder, "sched_yield", I32, [])

@@ -11,9 +11,8 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from sparkinfer.backend.compiled import CUBE, MATRIX, VECTOR, inner, routine
+from sparkinfer.backend.compiled import inner, routine
 
 _FIRST = 0.8  # acceptance of the first slot before anything was seen
 _DEEPER = 0.98  # of an unseen slot against the one before it
@@ -133,19 +132,26 @@ def _mix(slots: Any, mixture: Any, expected: Any) -> None:
 
 
 @routine(
-    types.void(
-        CUBE, MATRIX, VECTOR, types.float64, types.float64, types.float64,
-        types.int64, types.int64, VECTOR, types.boolean,
-    )
-)  # fmt: skip
+    "cube",
+    "matrix",
+    "vector",
+    "vector",
+    "float64",
+    "float64",
+    "float64",
+    "int64",
+    "int64",
+    "int64",
+    "int64",
+)
 def _learn(
-    slots: Any, mixture: Any, expected: Any, right: float, steps: float, since: float,
-    accepted: int, judged: int, beyond: Any, anew: bool,
-) -> None:  # fmt: skip
+    slots: Any, mixture: Any, expected: Any, beyond: Any, right: float, steps: float, since: float,
+    accepted: int, judged: int, more: int, anew: int,
+) -> float:  # fmt: skip
     """What `Acceptance` does to its numbers.
 
     Keep the share `right` of how well the memories predicted, forget `steps` steps and `since` plain ones, count a
-    step's slots and the `beyond` ones, and make the estimates `anew`.
+    step's slots and the first `more` of the `beyond` ones, and make the estimates `anew`.
     """
     for memory in range(len(_STEPS)):
         own = slots[memory]
@@ -153,7 +159,7 @@ def _learn(
         likely = _remember(own, mixture, memory, accepted, judged)
         mixture[_RIGHT, memory] = right * mixture[_RIGHT, memory] + likely
         one = 1.0 / mixture[_UNIT, memory]
-        for place in range(len(beyond)):
+        for place in range(more):
             own[_REACHED, judged + place] += one
             one *= beyond[place]
             own[_KEPT, judged + place] += one
@@ -161,9 +167,7 @@ def _learn(
         for memory in range(len(_STEPS)):
             _rate(slots[memory], slots[memory - 1], memory, mixture[_UNIT, memory])
         _mix(slots, mixture, expected)
-
-
-_NOTHING = np.empty(0)
+    return 0.0
 
 
 @dataclass
@@ -181,6 +185,8 @@ class Acceptance:
         self._mixture = np.zeros((3, len(SPANS)))
         self._mixture[_UNIT] = 1.0
         self._expected = np.zeros(self.slots + 1)
+        self._beyond = np.zeros(self.slots)
+        self._learn = _learn.bind(self._slots, self._mixture, self._expected, self._beyond)
         self.tokens: list[float] = []  # that a step with so many drafted slots yields
         self._estimate()
 
@@ -198,11 +204,9 @@ class Acceptance:
         accepted = min(accepted, judged)
         self.steps += 1
         new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
-        more = np.array(beyond) if beyond else _NOTHING
-        _learn.call(
-            self._slots, self._mixture, self._expected,
-            _EVIDENCE, 1.0, since, accepted, judged, more, new,
-        )  # fmt: skip
+        for place, chance in enumerate(beyond):
+            self._beyond[place] = chance
+        self._learn(_EVIDENCE, 1.0, since, accepted, judged, len(beyond), new)
         if new:
             self.tokens = self._expected.tolist()
         for slot in range(judged):
@@ -260,7 +264,5 @@ class Acceptance:
 
     def _estimate(self, right: float = 1.0, steps: float = 0.0) -> None:
         """Make the estimates anew, after forgetting `steps` and all but `right` of how well memories predicted."""
-        _learn.call(
-            self._slots, self._mixture, self._expected, right, steps, 0.0, 0, 0, _NOTHING, True
-        )
+        self._learn(right, steps, 0.0, 0, 0, 0, True)
         self.tokens = self._expected.tolist()

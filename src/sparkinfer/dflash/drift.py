@@ -10,9 +10,8 @@ from math import exp, log, sqrt
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from sparkinfer.backend.compiled import MATRIX, VECTOR, routine
+from sparkinfer.backend.compiled import routine
 
 _NOISE = (0.05**2, 0.08**2, 0.5**2)  # variance of one step's logarithm: least, at the start, most
 _NOISE_GAIN = 0.03  # how fast that is learned
@@ -24,19 +23,25 @@ Kind = tuple[str, int]  # path, width
 
 
 @routine(
-    types.float64(
-        VECTOR, MATRIX, VECTOR, VECTOR, VECTOR, types.int64, types.boolean, types.float64, types.float64
-    )
-)  # fmt: skip
+    "vector",
+    "matrix",
+    "vector",
+    "vector",
+    "vector",
+    "vector",
+    "int64",
+    "int64",
+    "float64",
+    "float64",
+)
 def _observe(
-    value: Any, covariance: Any, creep: Any, kinds: Any, factors: Any,
-    part: int, drafts: bool, ratio: float, noise: float,
+    value: Any, covariance: Any, creep: Any, kinds: Any, factors: Any, shared: Any,
+    part: int, drafts: int, ratio: float, noise: float,
 ) -> float:  # fmt: skip
     """As `Drift.observe`; `kinds`: 1 for those that draft. Sets `factors` and returns the new noise."""
     n, drafting = len(value), 1.0 if drafts else 0.0
     for i in range(n):
         covariance[i, i] += creep[i]
-    shared = np.empty(n)
     for i in range(n):
         shared[i] = covariance[0, i] + drafting * covariance[1, i] + covariance[part, i]
     known = shared[0] + drafting * shared[1] + shared[part]
@@ -59,7 +64,6 @@ class Drift:
 
     def __init__(self, kinds: Iterable[Kind], spreads: Sequence[float]) -> None:
         """`spreads`: relative uncertainty of each kind's measured cost."""
-        _observe.prepare()
         self._place = {kind: place for place, kind in enumerate(kinds, 2)}
         n = len(self._place) + 2
         own = [_START[2] + spread**2 for spread in spreads]
@@ -71,13 +75,13 @@ class Drift:
         self.drafting, self.factors = 1.0, [1.0] * (n - 2)
         self._creep = np.array([*_CREEP[:2], *[_CREEP[2]] * (n - 2)])
         self._noise = _NOISE[1]
+        self._observe = _observe.bind(
+            self._value, self._covariance, self._creep, self._kinds, self._factors, np.empty(n)
+        )
 
     def observe(self, kind: Kind, ratio: float) -> None:
         """A step of this kind took `ratio` times what was expected, factor included."""
-        self._noise = _observe.call(
-            self._value, self._covariance, self._creep, self._kinds, self._factors,
-            self._place[kind], kind[1] > 1, max(ratio, 1e-9), self._noise,
-        )  # fmt: skip
+        self._noise = self._observe(self._place[kind], kind[1] > 1, max(ratio, 1e-9), self._noise)
         self.drafting, *self.factors = self._factors.tolist()
 
     @property

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Buffer
@@ -107,7 +106,7 @@ def _largest(source: int, count: int, out: int) -> None:
     _scan(source, 0, count, out)
 
 
-_KERNEL = Kernel(_largest, types.void(types.int64, types.int64, types.int64))
+_KERNEL = Kernel(_largest, 3)
 
 
 @functools.cache

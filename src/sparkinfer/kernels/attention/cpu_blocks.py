@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from sparkinfer.backend.compiled import inner
+from sparkinfer.backend.instructions import NOTHING, VECTOR, WORD, instruction
 from sparkinfer.backend.simd import (
     F16,
     F32,
@@ -25,7 +23,6 @@ from sparkinfer.backend.simd import (
     call_llvm,
     constant_vector,
     exp,
-    f32x16,
     fma,
     fma_value,
     keep_below,
@@ -34,6 +31,7 @@ from sparkinfer.backend.simd import (
     load_half,
     load_i64,
     load_value,
+    loop_over,
     max_lanes,
     maximum,
     prefetch_value,
@@ -43,6 +41,7 @@ from sparkinfer.backend.simd import (
     store_f32,
     store_value,
     sum_lanes,
+    variable,
     vector,
 )
 from sparkinfer.kernels.attention import SPLIT
@@ -90,7 +89,7 @@ class _Pairs:
         return b.add(*products)
 
     def chains(self, count: int, zero: ir.Constant) -> list[ir.Value]:
-        found = [cgutils.alloca_once(self.b, zero.type) for _ in range(count)]
+        found = [variable(self.b, zero.type) for _ in range(count)]
         self.clear(found, zero)
         return found
 
@@ -113,119 +112,110 @@ def _moved(
     return b.add(base, b.mul(index, size))
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
-def _score_blocks(typingctx, queries, isa, q, keys, scales, size, values, out, stride):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = q[i] . keys[0..15] for `queries` rows of 16-bit numbers, 4 `size` bytes apart, that are followed
+@instruction(NOTHING, *[WORD] * 7, literals=2)
+def _score_blocks(
+    b: Any,
+    n: int,
+    isa: int,
+    q: Any,
+    keys: Any,
+    scales: Any,
+    size: Any,
+    values: Any,
+    out: Any,
+    stride: Any,
+) -> None:
+    """out[i, 0..15] = q[i] . keys[0..15] for `n` rows of 16-bit numbers, 4 `size` bytes apart, that are followed
     by their scales. Asks for the next keys and for the `values` of these positions.
     """
-    n, isa_index = queries.literal_value, isa.literal_value
-    signature = types.void(queries, isa, *[types.int64] * 7)
+    pairs = _Pairs(b, ISAS[isa])
+    zero = constant_vector(F32, pairs.lanes, 0.0)
+    totals = pairs.chains(n * pairs.parts, zero)
+    sums = pairs.chains(n * pairs.parts, pairs.integers())
+    row_bytes = b.mul(size, ir.Constant(I64, 4))
+    tile_bytes = b.mul(size, ir.Constant(I64, 16))
+    q_scales = _moved(b, q, size, 2)
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        q, keys, scales, size, values, out, stride = args[2:]
-        pairs = _Pairs(b, ISAS[isa_index])
-        zero = constant_vector(F32, pairs.lanes, 0.0)
-        totals = pairs.chains(n * pairs.parts, zero)
-        sums = pairs.chains(n * pairs.parts, pairs.integers())
-        row_bytes = b.mul(size, ir.Constant(I64, 4))
-        tile_bytes = b.mul(size, ir.Constant(I64, 16))
-        q_scales = _moved(b, q, size, 2)
-
-        def step(block: ir.Value, pair: ir.Value) -> None:
-            at = _moved(b, _moved(b, keys, block, 512), pair, 32)
-            codes = [pairs.codes(at, part) for part in range(pairs.parts)]
-            source = _moved(b, _moved(b, q, block, 64), pair, 4)
-            for i in range(n):
-                factor = pairs.factor(_moved(b, source, i, row_bytes))
-                for part in range(pairs.parts):
-                    chain = sums[i * pairs.parts + part]
-                    b.store(b.add(b.load(chain), pairs.dot(codes[part], factor)), chain)
-
-        with cgutils.for_range(b, b.lshr(size, ir.Constant(I64, 5))) as blocks:
-            block = blocks.index
-            pairs.clear(sums, pairs.integers())
-            with cgutils.for_range(b, ir.Constant(I64, 8)) as loop:
-                for base in (b.add(keys, tile_bytes), values):
-                    prefetch_value(b, _moved(b, _moved(b, base, block, 512), loop.index, 64), 3)
-                for odd in range(2):
-                    step(
-                        block, b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd))
-                    )
+    def step(block: ir.Value, pair: ir.Value) -> None:
+        at = _moved(b, _moved(b, keys, block, 512), pair, 32)
+        codes = [pairs.codes(at, part) for part in range(pairs.parts)]
+        source = _moved(b, _moved(b, q, block, 64), pair, 4)
+        for i in range(n):
+            factor = pairs.factor(_moved(b, source, i, row_bytes))
             for part in range(pairs.parts):
-                at = _moved(b, scales, block, 32)
-                half = load_value(
-                    b, _moved(b, at, part, 2 * pairs.lanes), vector(F16, pairs.lanes), 2
-                )
-                scale = b.fpext(half, vector(F32, pairs.lanes))
-                for i in range(n):
-                    place = i * pairs.parts + part
-                    own = load_value(
-                        b, _moved(b, _moved(b, q_scales, i, row_bytes), block, 4), F32, 4
-                    )
-                    both = b.fmul(scale, splat_value(b, own, pairs.lanes))
-                    value = pairs.floats(b.load(sums[place]))
-                    b.store(fma_value(b, value, both, b.load(totals[place])), totals[place])
-        for place, total in enumerate(totals):
-            at = _moved(b, _moved(b, out, place // pairs.parts, stride), place % pairs.parts, 32)
-            store_value(b, at, b.load(total), 4)
-        return context.get_dummy_value()
+                chain = sums[i * pairs.parts + part]
+                b.store(b.add(b.load(chain), pairs.dot(codes[part], factor)), chain)
 
-    return signature, codegen
+    with loop_over(b, b.lshr(size, ir.Constant(I64, 5))) as block:
+        pairs.clear(sums, pairs.integers())
+        with loop_over(b, ir.Constant(I64, 8)) as index:
+            for base in (b.add(keys, tile_bytes), values):
+                prefetch_value(b, _moved(b, _moved(b, base, block, 512), index, 64), 3)
+            for odd in range(2):
+                step(block, b.add(b.shl(index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
+        for part in range(pairs.parts):
+            at = _moved(b, scales, block, 32)
+            half = load_value(b, _moved(b, at, part, 2 * pairs.lanes), vector(F16, pairs.lanes), 2)
+            scale = b.fpext(half, vector(F32, pairs.lanes))
+            for i in range(n):
+                place = i * pairs.parts + part
+                own = load_value(b, _moved(b, _moved(b, q_scales, i, row_bytes), block, 4), F32, 4)
+                both = b.fmul(scale, splat_value(b, own, pairs.lanes))
+                value = pairs.floats(b.load(sums[place]))
+                b.store(fma_value(b, value, both, b.load(totals[place])), totals[place])
+    for place, total in enumerate(totals):
+        at = _moved(b, _moved(b, out, place // pairs.parts, stride), place % pairs.parts, 32)
+        store_value(b, at, b.load(total), 4)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
-def _value_blocks(typingctx, queries, halves, isa, weights, factors, codes, out, stride):  # type: ignore[no-untyped-def]
+@instruction(NOTHING, *[WORD] * 5, literals=3)
+def _value_blocks(
+    b: Any,
+    n: int,
+    halves: int,
+    isa: int,
+    weights: Any,
+    factors: Any,
+    codes: Any,
+    out: Any,
+    stride: Any,
+) -> None:
     """out[i, 0..] += factors[i] * sum over 32 positions of weights[i, t] * codes[t, 0..] for 16 or (`halves` 2) 32
     dimensions of a block. Weights are 16-bit numbers, `WEIGHTS` bytes a query; factors float32.
     """
-    n, n_halves, isa_index = (kind.literal_value for kind in (queries, halves, isa))
-    signature = types.void(queries, halves, isa, *[types.int64] * 5)
+    pairs = _Pairs(b, ISAS[isa])
+    parts = pairs.parts * halves
+    sums = pairs.chains(n * parts, pairs.integers())
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        weights, factors, codes, out, stride = args[3:]
-        pairs = _Pairs(b, ISAS[isa_index])
-        parts = pairs.parts * n_halves
-        sums = pairs.chains(n * parts, pairs.integers())
-
-        def step(pair: ir.Value) -> None:
-            row = _moved(b, codes, pair, 64)
-            values = [pairs.codes(row, part) for part in range(parts)]
-            for i in range(n):
-                factor = pairs.factor(
-                    _moved(b, b.add(weights, ir.Constant(I64, i * WEIGHTS)), pair, 4)
-                )
-                for part in range(parts):
-                    chain = sums[i * parts + part]
-                    b.store(b.add(b.load(chain), pairs.dot(values[part], factor)), chain)
-
-        with cgutils.for_range(b, ir.Constant(I64, 8)) as loop:
-            for odd in range(2):
-                step(b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
-        kind = vector(F32, pairs.lanes)
+    def step(pair: ir.Value) -> None:
+        row = _moved(b, codes, pair, 64)
+        values = [pairs.codes(row, part) for part in range(parts)]
         for i in range(n):
-            factor = splat_value(
-                b, load_value(b, b.add(factors, ir.Constant(I64, 4 * i)), F32, 4), pairs.lanes
-            )
+            factor = pairs.factor(_moved(b, b.add(weights, ir.Constant(I64, i * WEIGHTS)), pair, 4))
             for part in range(parts):
-                at = _moved(b, _moved(b, out, i, stride), part, 4 * pairs.lanes)
-                value = pairs.floats(b.load(sums[i * parts + part]))
-                store_value(b, at, fma_value(b, value, factor, load_value(b, at, kind, 4)), 4)
-        return context.get_dummy_value()
+                chain = sums[i * parts + part]
+                b.store(b.add(b.load(chain), pairs.dot(values[part], factor)), chain)
 
-    return signature, codegen
+    with loop_over(b, ir.Constant(I64, 8)) as index:
+        for odd in range(2):
+            step(b.add(b.shl(index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
+    kind = vector(F32, pairs.lanes)
+    for i in range(n):
+        factor = splat_value(
+            b, load_value(b, b.add(factors, ir.Constant(I64, 4 * i)), F32, 4), pairs.lanes
+        )
+        for part in range(parts):
+            at = _moved(b, _moved(b, out, i, stride), part, 4 * pairs.lanes)
+            value = pairs.floats(b.load(sums[i * parts + part]))
+            store_value(b, at, fma_value(b, value, factor, load_value(b, at, kind, 4)), 4)
 
 
-@intrinsic  # type: ignore[misc]
-def _store_int16(typingctx, address, value):  # type: ignore[no-untyped-def]
+@instruction(NOTHING, WORD, VECTOR)
+def _store_int16(b: Any, address: Any, value: Any) -> None:
     """16 float32 below 2^15, rounded to the nearest even integer; what is no number becomes anything."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        bits = b.fadd(args[1], constant_vector(F32, LANES, _ROUNDED))
-        words = b.trunc(b.bitcast(bits, vector(I32, LANES)), vector(I16, LANES))
-        store_value(b, args[0], words, 4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, f32x16), codegen
+    bits = b.fadd(value, constant_vector(F32, LANES, _ROUNDED))
+    words = b.trunc(b.bitcast(bits, vector(I32, LANES)), vector(I16, LANES))
+    store_value(b, address, words, 4)
 
 
 @inner

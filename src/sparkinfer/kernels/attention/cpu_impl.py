@@ -3,13 +3,12 @@
 A partial result is head_size floats, the split's maximum and its sum of exponentials (padded to 16 floats).
 """
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from sparkinfer.backend.base import Activation, Buffer
-from sparkinfer.backend.compiled import Kernel, inner, job
+from sparkinfer.backend.compiled import Kernel, family, inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     exp,
@@ -248,7 +247,7 @@ def _cache_split_blocks(turning: int, rows: int, head: int, start: int, thread: 
 _VNNI512, _AVX2, _PORTABLE = 1, 2, 3  # instruction sets of a cache in q8_0
 
 
-@functools.cache
+@family
 def _partial_job(wide: int, blocks: int) -> Kernel:
     """`blocks`: 0, or the cache is in q8_0, for this instruction set."""
     item = 1 if blocks else 4 if wide else 2

@@ -3,10 +3,8 @@
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from sparkinfer.backend.instructions import NOTHING, WORD, instruction
 from sparkinfer.backend.simd import (
     F16,
     F32,
@@ -15,10 +13,12 @@ from sparkinfer.backend.simd import (
     constant_vector,
     fma_value,
     load_value,
+    loop_over,
     prefetch_value,
     same_address,
     splat_value,
     store_value,
+    variable,
     vector,
 )
 
@@ -31,7 +31,7 @@ def _cached(builder: ir.IRBuilder, address: ir.Value, wide: int) -> ir.Value:
 
 
 def _chains(builder: ir.IRBuilder, count: int) -> list[Any]:
-    chains = [cgutils.alloca_once(builder, VEC) for _ in range(count)]
+    chains = [variable(builder, VEC) for _ in range(count)]
     for chain in chains:
         builder.store(constant_vector(F32, 16, 0.0), chain)
     return chains
@@ -50,102 +50,79 @@ def _sources(builder: ir.IRBuilder, address: ir.Value, count: int) -> list[ir.Va
     return [address, *(same_address(builder, address) for _ in range(count - 1))]
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
-def score_tile(typingctx, queries, tiles, wide, q, keys, values, size, out, stride):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = q[i] . keys[0..15] for `queries` rows of `size` floats, one chain over the dimensions each.
+@instruction(NOTHING, *[WORD] * 6, literals=3)
+def score_tile(
+    b: Any, n: int, n_tiles: int, is_wide: int,
+    q: Any, keys: Any, values: Any, size: Any, out: Any, stride: Any,
+) -> None:  # fmt: skip
+    """out[i, 0..15] = q[i] . keys[0..15] for `n` rows of `size` floats, one chain over the dimensions each.
 
-    `tiles` (1 or 2) neighbouring tiles at once: with few queries one tile alone waits for its own sums.
+    `n_tiles` (1 or 2) neighbouring tiles at once: with few queries one tile alone waits for its own sums.
     Asks for the next keys and for the `values` of these positions, which take as many bytes.
     """
-    n, n_tiles, is_wide = (kind.literal_value for kind in (queries, tiles, wide))
-    signature = types.void(queries, tiles, wide, *[types.int64] * 6)
     item = 64 if is_wide else 32
+    chains = [_chains(b, n) for _ in range(n_tiles)]
+    sources = _sources(b, q, n_tiles)
+    row_bytes = b.mul(size, ir.Constant(I64, 4))
+    tile_bytes = b.mul(size, ir.Constant(I64, item))
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        q, keys, values, size, out, stride = args[3:]
-        chains = [_chains(b, n) for _ in range(n_tiles)]
-        sources = _sources(b, q, n_tiles)
-        row_bytes = b.mul(size, ir.Constant(I64, 4))
-        tile_bytes = b.mul(size, ir.Constant(I64, item))
-
-        def step(d: ir.Value) -> None:
-            for t, (source, of_tile) in enumerate(zip(sources, chains, strict=True)):
-                key = _cached(b, _offset(b, _offset(b, keys, t, tile_bytes), d, item), is_wide)
-                for i, chain in enumerate(of_tile):
-                    x = load_value(b, _offset(b, _offset(b, source, i, row_bytes), d, 4), F32, 4)
-                    b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
-
-        with cgutils.for_range(b, b.lshr(size, ir.Constant(I64, 1))) as loop:
-            line = b.mul(loop.index, ir.Constant(I64, 2 * item))
-            for t in range(n_tiles):
-                for base in (
-                    _offset(b, keys, n_tiles + t, tile_bytes),
-                    _offset(b, values, t, tile_bytes),
-                ):
-                    for half in range(0, 2 * item, 64):
-                        prefetch_value(b, _offset(b, b.add(base, line), half, 1), 3)
-            for odd in range(2):
-                step(b.add(b.shl(loop.index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
-        for t, of_tile in enumerate(chains):
+    def step(d: ir.Value) -> None:
+        for t, (source, of_tile) in enumerate(zip(sources, chains, strict=True)):
+            key = _cached(b, _offset(b, _offset(b, keys, t, tile_bytes), d, item), is_wide)
             for i, chain in enumerate(of_tile):
-                store_value(b, _offset(b, _offset(b, out, i, stride), t, 64), b.load(chain), 4)
-        return context.get_dummy_value()
+                x = load_value(b, _offset(b, _offset(b, source, i, row_bytes), d, 4), F32, 4)
+                b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
 
-    return signature, codegen
+    with loop_over(b, b.lshr(size, ir.Constant(I64, 1))) as index:
+        line = b.mul(index, ir.Constant(I64, 2 * item))
+        for t in range(n_tiles):
+            for base in (
+                _offset(b, keys, n_tiles + t, tile_bytes),
+                _offset(b, values, t, tile_bytes),
+            ):
+                for half in range(0, 2 * item, 64):
+                    prefetch_value(b, _offset(b, b.add(base, line), half, 1), 3)
+        for odd in range(2):
+            step(b.add(b.shl(index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
+    for t, of_tile in enumerate(chains):
+        for i, chain in enumerate(of_tile):
+            store_value(b, _offset(b, _offset(b, out, i, stride), t, 64), b.load(chain), 4)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
+@instruction(NOTHING, *[WORD] * 9, literals=3)
 def value_tile(
-    typingctx,
-    queries,
-    blocks,
-    wide,
-    weights,
-    stride,
-    values,
-    row_bytes,
-    low,
-    common,
-    count,
-    out,
-    out_stride,
-):  # type: ignore[no-untyped-def]
-    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15], for 1 or 2 `blocks` of 16.
+    b: Any, n: int, n_blocks: int, is_wide: int,
+    weights: Any, stride: Any, values: Any, row_bytes: Any, low: Any, common: Any, count: Any, out: Any,
+    out_stride: Any,
+) -> None:  # fmt: skip
+    """out[i, 0..15] = sum over t < count, in order, of weights[i, t] * values[t, 0..15], for `n_blocks` (1 or 2) of 16.
 
     Below `low` and from `common` on, a weight of zero skips its value: another row sees it, and it may be no number.
     """
-    n, n_blocks, is_wide = (kind.literal_value for kind in (queries, blocks, wide))
-    signature = types.void(queries, blocks, wide, *[types.int64] * 9)
     item = 64 if is_wide else 32
+    chains = [_chains(b, n) for _ in range(n_blocks)]
+    sources = _sources(b, weights, n_blocks)
 
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        weights, stride, values, row_bytes, low, common, count, out, out_stride = args[3:]
-        chains = [_chains(b, n) for _ in range(n_blocks)]
-        sources = _sources(b, weights, n_blocks)
-
-        def step(t: ir.Value, guarded: bool) -> None:
-            row = _offset(b, values, t, row_bytes)
-            for block, (source, of_block) in enumerate(zip(sources, chains, strict=True)):
-                value = _cached(b, _offset(b, row, block, item), is_wide)
-                for i, chain in enumerate(of_block):
-                    x = load_value(b, _offset(b, _offset(b, source, i, stride), t, 4), F32, 4)
-                    before = b.load(chain)
-                    after = fma_value(b, splat_value(b, x, 16), value, before)
-                    if guarded:
-                        unseen = b.fcmp_ordered("==", x, ir.Constant(F32, 0.0))
-                        after = b.select(unseen, before, after)
-                    b.store(after, chain)
-
-        with cgutils.for_range(b, low) as loop:
-            step(loop.index, guarded=True)
-        with cgutils.for_range(b, b.sub(common, low)) as loop:
-            step(b.add(low, loop.index), guarded=False)
-        with cgutils.for_range(b, b.sub(count, common)) as loop:
-            step(b.add(common, loop.index), guarded=True)
-        for block, of_block in enumerate(chains):
+    def step(t: ir.Value, guarded: bool) -> None:
+        row = _offset(b, values, t, row_bytes)
+        for block, (source, of_block) in enumerate(zip(sources, chains, strict=True)):
+            value = _cached(b, _offset(b, row, block, item), is_wide)
             for i, chain in enumerate(of_block):
-                target = _offset(b, _offset(b, out, i, out_stride), block, 64)
-                store_value(b, target, b.load(chain), 4)
-        return context.get_dummy_value()
+                x = load_value(b, _offset(b, _offset(b, source, i, stride), t, 4), F32, 4)
+                before = b.load(chain)
+                after = fma_value(b, splat_value(b, x, 16), value, before)
+                if guarded:
+                    unseen = b.fcmp_ordered("==", x, ir.Constant(F32, 0.0))
+                    after = b.select(unseen, before, after)
+                b.store(after, chain)
 
-    return signature, codegen
+    with loop_over(b, low) as index:
+        step(index, guarded=True)
+    with loop_over(b, b.sub(common, low)) as index:
+        step(b.add(low, index), guarded=False)
+    with loop_over(b, b.sub(count, common)) as index:
+        step(b.add(common, index), guarded=True)
+    for block, of_block in enumerate(chains):
+        for i, chain in enumerate(of_block):
+            target = _offset(b, _offset(b, out, i, out_stride), block, 64)
+            store_value(b, target, b.load(chain), 4)

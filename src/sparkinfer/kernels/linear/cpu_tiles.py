@@ -12,16 +12,13 @@ fused multiply-adds over the blocks in order (scale part, then minimum part); fl
 odd columns), added at the end. Rows never mix.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from sparkinfer.backend.compiled import TILES, Kernel
+from sparkinfer.backend.compiled import Kernel, family
+from sparkinfer.backend.instructions import NOTHING, WORD, instruction
 from sparkinfer.backend.simd import (
     F16,
     F32,
@@ -33,9 +30,11 @@ from sparkinfer.backend.simd import (
     constant_vector,
     fma_value,
     load_value,
+    loop_over,
     prefetch_value,
     splat_value,
     store_value,
+    variable,
     vector,
 )
 from sparkinfer.kernels.linear.cpu_order import pair_sums
@@ -344,15 +343,15 @@ class _Emitter:
     ) -> None:
         layout, b = self.layout, self.b
         record_bytes, scale_bytes = layout.record_bytes(self.lanes), layout.scale_bytes(self.lanes)
-        with cgutils.for_range(b, b.udiv(blocks, self.i64(layout.blocks))) as outer:
-            header = b.add(weight, b.mul(outer.index, self.i64(record_bytes)))
+        with loop_over(b, b.udiv(blocks, self.i64(layout.blocks))) as outer:
+            header = b.add(weight, b.mul(outer, self.i64(record_bytes)))
             codes = self.at(header, scale_bytes)
-            first = b.mul(outer.index, self.i64(layout.blocks))
-            with cgutils.for_range(b, self.i64(layout.blocks)) as inner:
-                index = b.add(first, inner.index)
+            first = b.mul(outer, self.i64(layout.blocks))
+            with loop_over(b, self.i64(layout.blocks)) as inner:
+                index = b.add(first, inner)
                 record = b.add(panel, b.mul(index, self.i64(_RECORD * self.rows)))
-                code = b.add(codes, b.mul(inner.index, self.i64(layout.code_bytes(self.lanes))))
-                self.block(header, inner.index, code, record, chains)
+                code = b.add(codes, b.mul(inner, self.i64(layout.code_bytes(self.lanes))))
+                self.block(header, inner, code, record, chains)
 
     def float_tile(
         self, weight: ir.Value, panel: ir.Value, columns: ir.Value, chains: list[Any]
@@ -360,9 +359,9 @@ class _Emitter:
         """Two chains a row, even and odd columns; the second half of `chains` holds the odd ones."""
         b, item = self.b, self.layout.bits // 8
         row_bytes = b.and_(b.add(b.mul(columns, self.i64(4)), self.i64(63)), self.i64(-64))
-        with cgutils.for_range(b, b.lshr(b.add(columns, self.i64(1)), self.i64(1))) as loop:
+        with loop_over(b, b.lshr(b.add(columns, self.i64(1)), self.i64(1))) as index:
             for odd in range(2):
-                column = b.add(b.shl(loop.index, self.i64(1)), self.i64(odd))
+                column = b.add(b.shl(index, self.i64(1)), self.i64(odd))
                 with b.if_then(b.icmp_unsigned("<", column, columns)):
                     value = self.float_lanes(
                         b.add(weight, b.mul(column, self.i64(item * self.lanes)))
@@ -400,18 +399,18 @@ class _Emitter:
     ) -> None:
         b, layout = self.b, self.layout
         n_chains = self.rows * (2 if layout.floats else 1)
-        chains = [cgutils.alloca_once(b, self.floats) for _ in range(n_chains)]
+        chains = [variable(b, self.floats) for _ in range(n_chains)]
         size = self.tile_bytes(blocks)
-        with cgutils.for_range(b, tiles) as loop:
+        with loop_over(b, tiles) as index:
             for chain in chains:
                 b.store(constant_vector(F32, self.lanes, 0.0), chain)
-            tile = b.add(weight, b.mul(loop.index, size))
+            tile = b.add(weight, b.mul(index, size))
             for rows in self.passes:
                 self.part = rows
                 (self.float_tile if layout.floats else self.quantised_tile)(
                     tile, panel, blocks, chains
                 )
-            target = b.add(out, b.mul(loop.index, self.i64(4 * self.lanes)))
+            target = b.add(out, b.mul(index, self.i64(4 * self.lanes)))
             with b.if_else(b.icmp_signed("!=", add, self.i64(0))) as (adding, writing):
                 with adding:
                     self.write(target, stride, chains, add=True)
@@ -436,27 +435,17 @@ class _Emitter:
         return b.and_(b.add(b.mul(count, self.i64(size)), self.i64(63)), self.i64(-64))
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
-def _tile_loop(  # type: ignore[no-untyped-def]
-    typingctx, layout, rows, isa, lanes, reuse, weight, panel, blocks, out, stride, tiles, add
-):
-    """Emit the loop over tiles for literal (layout index, rows, isa index, lanes, reuse)."""
-    literal = [kind.literal_value for kind in (layout, rows, isa, lanes, reuse)]
-    signature = types.void(layout, rows, isa, lanes, reuse, *[types.int64] * 7)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        layout, isa = LAYOUTS[FORMATS[literal[0]]], ISAS[literal[2]]
-        emitter = _Emitter(builder, layout, literal[1], isa, literal[3], bool(literal[4]))
-        emitter.loop(*args[5:])
-        return context.get_dummy_value()
-
-    return signature, codegen
+@instruction(NOTHING, *[WORD] * 7, literals=5)
+def _tile_loop(
+    builder: Any, layout: int, rows: int, isa: int, lanes: int, reuse: int, *args: Any
+) -> None:
+    """The loop over tiles; `layout` and `isa` are places in FORMATS and ISAS."""
+    emitter = _Emitter(builder, LAYOUTS[FORMATS[layout]], rows, ISAS[isa], lanes, bool(reuse))
+    emitter.loop(*args)
 
 
-@functools.cache
-def tile_kernel(
-    format_name: str, rows: int, isa: str, lanes: int, *, reuse: bool = False
-) -> Kernel:
+@family
+def tile_kernel(format_name: str, rows: int, isa: str, lanes: int, reuse: bool = False) -> Kernel:
     """The compiled tile kernel for `rows` (1..8) rows; see the module's text for its arguments.
 
     `reuse`: the weights are small and read again soon, so they should stay in cache.
@@ -479,4 +468,4 @@ def tile_kernel(
             add,
         )
 
-    return Kernel(tiles_of, TILES)
+    return Kernel(tiles_of, 7)

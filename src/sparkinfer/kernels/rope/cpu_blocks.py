@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from sparkinfer.backend.compiled import inner
+from sparkinfer.backend.instructions import FLOAT, NOTHING, VECTOR, WORD, instruction
 from sparkinfer.backend.simd import (
     F16,
     F32,
@@ -23,7 +22,6 @@ from sparkinfer.backend.simd import (
     I32,
     LANES,
     call_llvm,
-    f32x16,
     largest_magnitude,
     load,
     splat,
@@ -36,14 +34,10 @@ _TOP, _ZERO = np.float32(127.0), np.float32(0.0)
 _LARGEST = np.float32(65504.0)  # float16
 
 
-@intrinsic  # type: ignore[misc]
-def _as_half(typingctx, value):  # type: ignore[no-untyped-def]
+@instruction(FLOAT, FLOAT)
+def _as_half(b: Any, value: Any) -> Any:
     """A float32 rounded to float16 and back."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return b.fpext(b.fptrunc(args[0], F16), F32)
-
-    return types.float32(types.float32), codegen
+    return b.fpext(b.fptrunc(value, F16), F32)
 
 
 def _codes(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
@@ -57,32 +51,22 @@ def _codes(b: ir.IRBuilder, value: ir.Value) -> ir.Value:
     return b.trunc(codes, vector(I8, LANES))
 
 
-@intrinsic  # type: ignore[misc]
-def _scatter(typingctx, address, value):  # type: ignore[no-untyped-def]
+@instruction(NOTHING, WORD, VECTOR)
+def _scatter(b: Any, address: Any, value: Any) -> None:
     """The codes of 16 dimensions of a value: bytes two apart."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        codes = _codes(b, args[1])
-        for lane in range(LANES):
-            byte = b.extract_element(codes, ir.Constant(I32, lane))
-            store_value(b, b.add(args[0], ir.Constant(args[0].type, 2 * lane)), byte, 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, f32x16), codegen
+    codes = _codes(b, value)
+    for lane in range(LANES):
+        byte = b.extract_element(codes, ir.Constant(I32, lane))
+        store_value(b, b.add(address, ir.Constant(address.type, 2 * lane)), byte, 1)
 
 
-@intrinsic  # type: ignore[misc]
-def _scatter_pairs(typingctx, address, value):  # type: ignore[no-untyped-def]
+@instruction(NOTHING, WORD, VECTOR)
+def _scatter_pairs(b: Any, address: Any, value: Any) -> None:
     """The codes of 16 dimensions of a key: pairs 32 bytes apart."""
-
-    def codegen(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        pairs = b.bitcast(_codes(b, args[1]), vector(I16, LANES // 2))
-        for lane in range(LANES // 2):
-            pair = b.extract_element(pairs, ir.Constant(I32, lane))
-            store_value(b, b.add(args[0], ir.Constant(args[0].type, 32 * lane)), pair, 2)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, f32x16), codegen
+    pairs = b.bitcast(_codes(b, value), vector(I16, LANES // 2))
+    for lane in range(LANES // 2):
+        pair = b.extract_element(pairs, ir.Constant(I32, lane))
+        store_value(b, b.add(address, ir.Constant(address.type, 32 * lane)), pair, 2)
 
 
 @inner

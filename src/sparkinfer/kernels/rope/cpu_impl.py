@@ -1,12 +1,11 @@
 """CPU form of `rope`: a prologue for few rows, else one chunk a row."""
 
-import functools
 from typing import Any
 
 import numpy as np
 
 from sparkinfer.backend.base import Buffer, CacheFormat
-from sparkinfer.backend.compiled import Kernel, inner, job
+from sparkinfer.backend.compiled import Kernel, family, inner, job
 from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     fma,
@@ -217,7 +216,7 @@ def _rope_row_blocks(args: int, row: int, thread: int) -> None:
         cache_head_blocks(args, row, head, thread)
 
 
-@functools.cache
+@family
 def rope_jobs(cache_format: CacheFormat) -> tuple[Kernel, Kernel]:
     """For one row a chunk, and for all of them at once; `attention` does the latter's work where it comes next."""
     wide, blocks = int(cache_format == "f32"), int(cache_format == "q8_0")

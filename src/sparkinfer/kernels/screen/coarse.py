@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Arena, aligned
@@ -168,7 +167,7 @@ def _pack(args: int) -> None:
                 )  # fmt: skip
 
 
-_KERNEL = Kernel(_pack, types.void(types.int64))
+_KERNEL = Kernel(_pack, 1)
 
 
 @functools.cache

@@ -11,16 +11,13 @@ So the zero costs nothing, and with AVX2 one widening serves 64 columns: product
 sums, chains and products do not fit in 16 registers; the marks between groups of columns keep LLVM from loading ahead.
 """
 
-import functools
 from itertools import pairwise
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from sparkinfer.backend.compiled import TILES, Kernel
+from sparkinfer.backend.compiled import Kernel, family
+from sparkinfer.backend.instructions import NOTHING, WORD, instruction
 from sparkinfer.backend.simd import (
     F16,
     F32,
@@ -31,9 +28,11 @@ from sparkinfer.backend.simd import (
     constant_vector,
     fma_value,
     load_value,
+    loop_over,
     prefetch_value,
     splat_value,
     store_value,
+    variable,
     vector,
 )
 from sparkinfer.kernels.linear.cpu_tiles import _PREFETCH, ISAS, _Emitter
@@ -67,9 +66,9 @@ class _CoarseEmitter(_Emitter):
         self, tile: ir.Value, panel: ir.Value, steps: ir.Value, chains: list[Any]
     ) -> None:
         b = self.b
-        with cgutils.for_range(b, steps) as loop:
-            header = b.add(tile, b.mul(loop.index, self.i64(scale_and_code_bytes(self.lanes))))
-            record = b.add(panel, b.mul(loop.index, self.i64(record_bytes(self.rows))))
+        with loop_over(b, steps) as index:
+            header = b.add(tile, b.mul(index, self.i64(scale_and_code_bytes(self.lanes))))
+            record = b.add(panel, b.mul(index, self.i64(record_bytes(self.rows))))
             if self.part.start == 0:
                 self.prefetch(header)
             sums = self.sums(self.at(header, 2 * self.lanes), record)
@@ -149,10 +148,10 @@ class _CoarseEmitter(_Emitter):
         size = b.and_(b.add(size, self.i64(63)), self.i64(-64))
         passes = split(self.rows, _TOGETHER[self.isa])
         most = max(len(rows) for rows in passes)
-        places = [cgutils.alloca_once(b, self.floats) for _ in range(most)]
-        with cgutils.for_range(b, tiles) as loop:
-            tile = b.add(weight, b.mul(loop.index, size))
-            target = b.add(out, b.mul(loop.index, self.i64(4 * self.lanes)))
+        places = [variable(b, self.floats) for _ in range(most)]
+        with loop_over(b, tiles) as index:
+            tile = b.add(weight, b.mul(index, size))
+            target = b.add(out, b.mul(index, self.i64(4 * self.lanes)))
             for rows in passes:
                 self.part, chains = rows, places[: len(rows)]
                 for chain in chains:
@@ -163,23 +162,13 @@ class _CoarseEmitter(_Emitter):
                     store_value(b, address, b.load(chain), 4)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[misc]
-def _coarse_loop(  # type: ignore[no-untyped-def]
-    typingctx, rows, isa, lanes, weight, panel, steps, out, stride, tiles, unused
-):
-    """Emit the loop over tiles for literal (rows, isa index, lanes)."""
-    literal = [kind.literal_value for kind in (rows, isa, lanes)]
-    signature = types.void(rows, isa, lanes, *[types.int64] * 7)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        layout, isa = LAYOUTS["Q4_0"], ISAS[literal[1]]
-        _CoarseEmitter(builder, layout, literal[0], isa, literal[2], False).loop(*args[3:])
-        return context.get_dummy_value()
-
-    return signature, codegen
+@instruction(NOTHING, *[WORD] * 7, literals=3)
+def _coarse_loop(builder: Any, rows: int, isa: int, lanes: int, *args: Any) -> None:
+    """The loop over tiles; `isa` is a place in ISAS."""
+    _CoarseEmitter(builder, LAYOUTS["Q4_0"], rows, ISAS[isa], lanes, False).loop(*args)
 
 
-@functools.cache
+@family
 def coarse_kernel(rows: int, isa: str, lanes: int) -> Kernel:
     """The compiled kernel for `rows` (1 .. 8) rows; see the module's text for its arguments."""
     isa_index = ISAS.index(isa)
@@ -187,4 +176,4 @@ def coarse_kernel(rows: int, isa: str, lanes: int) -> Kernel:
     def coarse_tiles(weight, panel, steps, out, stride, tiles, unused):  # type: ignore[no-untyped-def]
         _coarse_loop(rows, isa_index, lanes, weight, panel, steps, out, stride, tiles, unused)
 
-    return Kernel(coarse_tiles, TILES)
+    return Kernel(coarse_tiles, 7)
