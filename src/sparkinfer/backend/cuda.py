@@ -72,9 +72,10 @@ class Launch:
     @property
     def variant(self) -> tuple[Any, ...]:
         """Equal for launches that share machine code (it may tell more apart than the compiler does)."""
+        pairs = zip(self.kernel.params, self.args, strict=False)
         return (
             self.kernel.fn,
-            *(_kind(value) for value in self.args),
+            *(_kind(value, param.do_not_specialize) for param, value in pairs),
             *sorted(self.options.items()),
         )
 
@@ -83,12 +84,13 @@ class Launch:
         return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
 
 
-def _kind(value: Any) -> Any:
-    """What the compiler looks at in an argument."""
+def _kind(value: Any, plain: bool) -> Any:
+    """What the compiler looks at in an argument; `plain`: at its type only."""
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % 16 == 0
+        return value.dtype, plain or value.data_ptr() % 16 == 0
     if isinstance(value, int):
-        return "int", value == 1, value % 16 == 0, value >= 2**31
+        wide = value >= 2**31
+        return ("int", wide) if plain else ("int", value == 1, value % 16 == 0, wide)
     return type(value)
 
 
@@ -282,13 +284,16 @@ class CudaBackend:
         self.sms = 1  # under the interpreter few large programs are fastest
         self.side_stream: Any = None
         self.overlaps = False  # kernels may start before the one before them has ended
+        self.warpgroups = False  # matrix instructions of Hopper, by Gluon as Triton 3.6 has it
         if not self.interpreted:
             if not torch.cuda.is_available():
                 raise UnsupportedError("no CUDA device is available to torch")
             torch.cuda.set_device(self.device)
             self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
             self.side_stream = torch.cuda.Stream(self.device)
-            self.overlaps = torch.cuda.get_device_capability(self.device) >= (9, 0)
+            capability = torch.cuda.get_device_capability(self.device)
+            self.overlaps = capability >= (9, 0)
+            self.warpgroups = capability[0] == 9 and triton.__version__.startswith("3.6.")
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[int, torch.Tensor] = {}
         self._compiled: set[Any] = set()
