@@ -38,10 +38,18 @@ def loaded(path: Path, active: int, *, own: bool, markov: bool, kind: str) -> Bl
     return load_draft(folder, golden_models.target("llama-tiny-F32", kind))
 
 
+def extend(draft: BlockDraft, tokens: list[int]) -> None:
+    """Rows for these tokens, of features in the memory of the draft's backend."""
+    values, backend = features(len(tokens), 3), draft.tapes.backend
+    there = backend.buffer(*values.shape)
+    backend.upload(there, values)
+    draft.extend(tokens, there.array)
+
+
 def said(draft: BlockDraft, tokens: list[int]) -> np.ndarray:
     """Logits [depth, 320] of every slot after 7, after these tokens."""
     draft.begin([])
-    draft.extend(tokens, features(len(tokens), 3))
+    extend(draft, tokens)
     proposals = draft.propose(7, 5)
     best = [proposals.best(slot, 7) for slot in range(5)]
     rows = np.stack([proposals.row(slot, 7) for slot in range(5)])
@@ -82,7 +90,7 @@ def test_a_chain_uses_what_the_new_token_adds(tmp_path: Path) -> None:
     for start in range(0, 60, ROOM):
         tokens = WAITING[start : start + ROOM].tolist()
         draft.begin([])
-        draft.extend(tokens, features(len(tokens), 3))
+        extend(draft, tokens)
         for anchor in range(40):
             proposals = draft.propose(anchor, 5)
             chain = proposals.chain

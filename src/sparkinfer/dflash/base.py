@@ -80,12 +80,14 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Ahead:
-    """A block that has only been started. `told` gives its tokens once the device is done; `known`: they are known now,
-    else the device leaves them for the target.
+    """A block that has only been started. `told` gives its tokens once the device is done, and `claims` the draft's
+    probabilities of them (None: it does not tell); `known`: they are known now, else the device leaves them for the
+    target.
     """
 
     told: Callable[[], Sequence[int]]
     known: Sequence[int] | None = None
+    claims: Callable[[], Sequence[float]] | None = None
 
 
 class Draft(Protocol):

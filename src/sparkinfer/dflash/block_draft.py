@@ -10,8 +10,8 @@ from sparkinfer.backend.base import Backend, Buffer
 from sparkinfer.dflash.base import Ahead, Chain, Features, Proposals
 from sparkinfer.dflash.config import DraftConfig
 from sparkinfer.dflash.context import ContextRows
-from sparkinfer.dflash.network import DraftNetwork, Tapes, VectorProduct, links
-from sparkinfer.dflash.occurring import Occurring
+from sparkinfer.dflash.network import Choosing, DraftNetwork, Tapes, VectorProduct, links
+from sparkinfer.dflash.occurring import Exchanged, Occurring
 from sparkinfer.dflash.proposals import (
     BlockProposals,
     Output,
@@ -54,11 +54,12 @@ class BlockDraft:
         tapped: Buffer | None = None,
         tokens: tuple[Buffer, int] | None = None,
         occurring: Occurring | None = None,
+        choosing: Choosing | None = None,
     ) -> None:
         """`embedding` rows and `mask` [n_embd] are multiplied by the draft's `embedding_scale`; without `mask` the
         masked rows are the embedding's of the draft's mask id. Features in `tapped`, memory of the target, are read
         there, and `tokens` is where it expects those of a window that the host has not seen. `occurring` changes the
-        rows of the head and `output.ids` with the text.
+        rows of the head and `output.ids` with the text. With `choosing` a device chooses the tokens of a block.
         """
         self.config, self.output, self._selector = config, output, selector
         self.name, self.taps, self.max_depth = config.name, config.taps, config.max_depth
@@ -67,18 +68,23 @@ class BlockDraft:
         self._rows, self._backend = rows, backend
         scale = config.embedding_scale
         self._mask = None if mask is None else mask * np.float32(scale)
-        chained = backend.on_host and selector is None and not output.scaled
-        chained = chained and (output.markov is None or _linkable(output))
+        chained = selector is None and not output.scaled
+        if backend.on_host:
+            chained = chained and (output.markov is None or _linkable(output))
+        elif choosing is None or not chained:
+            chained, choosing = False, None
         simple = selector is None and output.ids is None and output.ordered
-        if chained and output.ids is not None:
+        if backend.on_host and chained and output.ids is not None:
             _hold(embedding, output)
-        self.runs_ahead = tokens is not None and simple and output.n_vocab == network.head.outputs
+        whole = output.ids is not None or output.n_vocab == network.head.outputs
+        self.runs_ahead = tokens is not None and whole and (choosing is not None or simple)
         self.tapes = Tapes(
             backend, network, embedding, rows.size, config.eps, scale=scale,
             cache_format=rows.cache.format, tapped=tapped,
             tokens=tokens if self.runs_ahead else None,
             slots=config.max_depth if chained else 0,
-            links=_links(backend, output) if chained else None,
+            links=_links(backend, output) if chained and backend.on_host else None,
+            choosing=choosing, mask=None if mask is None or backend.on_host else _row(backend, mask),
         )  # fmt: skip
         self._occurring = occurring
         if occurring is not None:
@@ -140,6 +146,10 @@ class BlockDraft:
     def propose(self, anchor: int, depth: int) -> Proposals:
         """Raises RequestError for a depth outside 1 .. max_depth or an anchor outside the vocabulary."""
         self._start(anchor, depth)
+        if self.tapes.found is not None:
+            self._backend.wait()
+            chain = Chain(anchor, *self.tapes.chosen(depth))
+            return BlockProposals(self.tapes.readout.whole(depth), self.output, chain)
         logits = self.tapes.readout.read(depth)
         if self._selector is None or self.tapes.selected is None:
             return BlockProposals(logits, self.output, self._chain(anchor, depth))
@@ -150,7 +160,10 @@ class BlockDraft:
         """Start a block whose likeliest tokens the target takes from the device. Only if it `runs_ahead`."""
         assert self.runs_ahead
         self._start(anchor, depth)
-        return Ahead(lambda: self.tapes.readout.found(depth))
+        if self.tapes.found is None:
+            return Ahead(lambda: self.tapes.readout.found(depth))
+        chosen = self.tapes.chosen
+        return Ahead(lambda: chosen(depth)[0], claims=lambda: chosen(depth)[1])
 
     def _start(self, anchor: int, depth: int) -> None:
         if not 1 <= depth <= self.max_depth:
@@ -189,6 +202,8 @@ class BlockDraft:
             tapes.append(self.tapes.block(self._block_rows(depth), self._first, depth))
             if progress and self._backend.on_host:
                 progress("compile", len(tapes), total)
+        if self._occurring is not None and isinstance(self._occurring.change, Exchanged):
+            tapes.append(self._occurring.change.tape)
         self._backend.prepare(
             tapes, (lambda done, total: progress("compile", done, total)) if progress else None
         )
@@ -211,8 +226,9 @@ class BlockDraft:
     def _send(self, anchor: int, rows: int) -> None:
         """The block's parameters and rows: the anchor and masks."""
         intake, words = self.tapes.intake, self._words(rows)
-        if self._mask is None:
-            intake.send(words, [anchor] + [self.config.mask_id] * (rows - 1))
+        if self._mask is None or not self._backend.on_host:
+            mask = self.config.mask_id if self._mask is None else -1
+            intake.send(words, [anchor] + [mask] * (rows - 1))
             return
         intake.send(words, [anchor])
         intake.rows[1:rows] = self._mask
@@ -245,6 +261,12 @@ def pieces(count: int, backend: Backend) -> list[int]:
     if backend.on_host:
         return [MAX_WIDTH] * (count // MAX_WIDTH) + rest
     return ([count - count % MAX_WIDTH] if count >= MAX_WIDTH else []) + rest
+
+
+def _row(backend: Backend, values: Floats) -> Buffer:
+    buffer = backend.buffer(1, len(values))
+    backend.upload(buffer, values[None])
+    return buffer
 
 
 def _linkable(output: Output) -> bool:

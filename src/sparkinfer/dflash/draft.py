@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkinfer.backend.base import Weight
+from sparkinfer.backend.base import Backend, Buffer, Weight
 from sparkinfer.dflash.block_draft import BlockDraft
 from sparkinfer.dflash.checkpoint import Checkpoint, open_gguf_draft, open_safetensors
 from sparkinfer.dflash.config import DraftConfig, read_json_config
@@ -27,8 +27,15 @@ from sparkinfer.dflash.fit import (
     draft_vocabulary,
 )
 from sparkinfer.dflash.layers import CONVOLUTIONS, build_layer
-from sparkinfer.dflash.network import DraftNetwork, VectorProduct
-from sparkinfer.dflash.occurring import Occurring, Rows, first_shown
+from sparkinfer.dflash.network import Choosing, DraftNetwork, VectorProduct
+from sparkinfer.dflash.occurring import (
+    Change,
+    Exchanged,
+    Occurring,
+    Repacked,
+    Rows,
+    first_shown,
+)
 from sparkinfer.dflash.proposals import MarkovHead, Output, Selector
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
@@ -40,6 +47,7 @@ from sparkinfer.models.weights import Progress, Weights
 from sparkinfer.state.kv_cache import KvShape
 
 __all__ = ["BlockDraft", "load_draft"]
+_MOST_BEFORE = 64 * 2**20  # numbers of a Markov head's first table that a device holds as float32
 
 
 def load_draft(
@@ -85,7 +93,8 @@ def load_draft(
     shown = first_shown(config.active, 0 if ids is None else len(ids))
     network = _build(weights, config, checkpoint, target, ids, shown, size)
     head = _markov(weights, checkpoint, ids, shown) if markov else None
-    occurring = _occurring(config, checkpoint, target, ids, shown, network, head)
+    choosing = _choosing(target.backend, ids, shown, head)
+    occurring = _occurring(config, checkpoint, target, ids, shown, network, head, choosing)
     output = Output(
         n_vocab=target.config.n_vocab,
         ids=_shown_ids(ids, shown) if occurring is None else occurring.shown_ids,
@@ -109,6 +118,7 @@ def load_draft(
         None if target.backend.on_host else target.features(len(config.taps)),
         target.next_tokens,
         occurring,
+        choosing,
     )
     draft.warm_up(progress)
     return draft
@@ -215,12 +225,16 @@ def _head_rows(checkpoint: Checkpoint, target: Target, ids: NDArray[np.int64], e
 
 
 def _markov_rows(
-    checkpoint: Checkpoint, ids: NDArray[np.int64] | None, exact: bool
+    checkpoint: Checkpoint, ids: NDArray[np.int64] | None, backend: Backend, exact: bool
 ) -> tuple[Rows, int]:
-    """W2's rows for each output, and how many outputs there are. A file may have all of the target's."""
+    """W2's rows for each output, and how many outputs there are. A file may have all of the target's.
+
+    A device gets them as floats: the product stands between two choices, where decoding would take longer than reading.
+    """
     after = checkpoint.table(MARKOV[1])
     whole = ids is not None and len(after.rows) != len(ids)
-    return Rows(after, ids if whole else None, exact), len(after.rows) if ids is None else len(ids)
+    rows = Rows(after, ids if whole else None, exact, half=not backend.on_host)
+    return rows, len(after.rows) if ids is None else len(ids)
 
 
 def _markov(
@@ -231,7 +245,7 @@ def _markov(
 ) -> MarkovHead | None:
     if MARKOV[0] not in checkpoint.tensors:
         return None
-    rows, outputs = _markov_rows(checkpoint, ids, weights.exact)
+    rows, outputs = _markov_rows(checkpoint, ids, weights.backend, weights.exact)
     weight = rows.pack(weights.backend, np.arange(outputs) if ids is None else shown)
     return MarkovHead(checkpoint.table(MARKOV[0]), VectorProduct(weights.backend, weight))
 
@@ -248,21 +262,59 @@ def _occurring(
     shown: NDArray[np.int64],
     network: DraftNetwork,
     markov: MarkovHead | None,
+    choosing: Choosing | None,
 ) -> Occurring | None:
-    """What changes the rows of a vocabulary in part; None where all have one, and on a device, where they stay."""
+    """What changes the rows of a vocabulary in part; None where all have one."""
     if ids is None or not config.active or len(shown) == len(ids):
         return None
-    if not isinstance(network.head, PackedWeight):
-        return None
-    exact = network.head.format_name == "F32"
+    backend, exact = target.backend, network.head.format_name == "F32"
     changing = [(network.head, _head_rows(checkpoint, target, ids, exact))]
     if markov is not None:
         assert isinstance(markov.product, VectorProduct)
         weight = markov.product.weight
-        assert isinstance(weight, PackedWeight)
-        changing.append((weight, _markov_rows(checkpoint, ids, weight.format_name == "F32")[0]))
+        exact = weight.format_name == "F32"
+        changing.append((weight, _markov_rows(checkpoint, ids, backend, exact)[0]))
+    change: Change
+    if backend.on_host:
+        packed = [(weight, rows) for weight, rows in changing if isinstance(weight, PackedWeight)]
+        change = Repacked(packed, shown)
+    else:
+        every = np.arange(len(ids))
+        pairs: list[tuple[Any, Any]] = [
+            (weight, rows.pack(backend, every)) for weight, rows in changing
+        ]
+        if choosing is not None and choosing.known is not None:
+            pairs.append((choosing.known, _numbers(backend, ids)))
+        change = Exchanged(backend, len(shown) - config.active, pairs)
     before = None if markov is None else markov.before
-    return Occurring(ids, config.active, shown, changing, before)
+    return Occurring(ids, config.active, shown, change, before)
+
+
+def _choosing(
+    backend: Backend,
+    ids: NDArray[np.int64] | None,
+    shown: NDArray[np.int64],
+    markov: MarkovHead | None,
+) -> Choosing | None:
+    """What a device chooses tokens with; None on the host, and for a Markov head that is too large for it."""
+    if backend.on_host:
+        return None
+    known = None if ids is None else _numbers(backend, ids[shown])
+    if markov is None:
+        return Choosing(known)
+    if len(markov.before.rows) * markov.before.width > _MOST_BEFORE:
+        return None
+    assert isinstance(markov.product, VectorProduct)
+    values = markov.before.take(slice(None))
+    before = backend.buffer(*values.shape)
+    backend.upload(before, values)
+    return Choosing(known, before, markov.product.weight)
+
+
+def _numbers(backend: Backend, values: NDArray[np.int64]) -> Buffer:
+    buffer = backend.buffer(1, len(values), np.int64)
+    backend.upload(buffer, values[None])
+    return buffer
 
 
 def _selector(config: DraftConfig, checkpoint: Checkpoint) -> Selector | None:
@@ -278,8 +330,8 @@ def _base_kernels(config: DraftConfig) -> list[str]:
 
 
 def _packed_embedding(weights: Weights, checkpoint: Checkpoint, target: Target) -> Weight | None:
-    """What a device expands its rows from; None where the host writes them (a mask of its own is no row)."""
-    if weights.backend.on_host or MASK in checkpoint.tensors:
+    """What a device expands its rows from; None where the host writes them."""
+    if weights.backend.on_host:
         return None
     if EMBEDDING in checkpoint.tensors:
         return weights.matrix(EMBEDDING)

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Backend, Buffer, CacheFormat, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
-from sparkinfer.kernels.greedy_chain import Links, Picks, greedy_chain, picks
+from sparkinfer.kernels.greedy_chain import (
+    Links,
+    Picks,
+    TokenLinks,
+    TokenPicks,
+    greedy_chain,
+    picks,
+)
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rope import cache_rows
@@ -33,6 +40,17 @@ class DraftNetwork:
     embedding: Weight | None = None  # where the host does not write the stream itself
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """What a device needs to choose tokens: `known` as `TokenPicks` has it; `before` and `after` as `TokenLinks` has
+    them, None without a Markov head.
+    """
+
+    known: Buffer | None = None
+    before: Buffer | None = None
+    after: Weight | None = None
+
+
 class Tapes:
     """Everything a draft records, made when first asked for, and the buffers that replays read and write."""
 
@@ -50,12 +68,15 @@ class Tapes:
         tokens: tuple[Buffer, int] | None = None,
         slots: int = 0,
         links: Links | None = None,
+        choosing: Choosing | None = None,
+        mask: Buffer | None = None,
     ) -> None:
         """`table`: the embedding, whose rows are multiplied by `scale`; `cache_format`: of the draft's own keys and
-        values; `tapped`: where the target leaves its features,
-        `tokens` where a block leaves its likeliest ones for the target.
+        values; `tapped`: where the target leaves its features, `tokens` where a block leaves its likeliest ones for the
+        target; `mask` as `Intake` has it.
 
-        Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them.
+        Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them
+        on the host, and on a device with what `choosing` holds.
         """
         self.backend, self.network = backend, network
         self._context, self._eps, self._cache_format = context, eps, cache_format
@@ -66,12 +87,22 @@ class Tapes:
         self._tokens = tokens
         self.tapped = None if tapped is None else Activation(tapped, self.features.q8)
         self.x = self._short.buffer("x", network.fc.outputs)
-        self.intake = Intake(backend, self.x, table, network.embedding, scale=scale)
+        self.intake = Intake(backend, self.x, table, network.embedding, scale=scale, mask=mask)
         self.params = self.intake.params
         self.logits = self._short.buffer("logits", network.head.padded_outputs)
         self.readout = Readout(backend, self.logits, network.head.outputs)
         self.links = links
-        self.picks: Picks | None = picks(backend, slots, network.head.outputs) if slots else None
+        self.picks: Picks | None = None
+        if slots and choosing is None:
+            self.picks = picks(backend, slots, network.head.outputs)
+        self.found: TokenPicks | None = None
+        self._token_links: TokenLinks | None = None
+        if slots and choosing is not None:
+            found = backend.buffer(slots, 2, np.int64)
+            self.found = TokenPicks(found, choosing.known, tokens)
+            anchor, before, after = self.intake.column(0), choosing.before, choosing.after
+            if before is not None and after is not None and anchor is not None:
+                self._token_links = TokenLinks(before, after, anchor)
         self.selected: Buffer | None = None
         if network.selection is not None:
             self.selected = self._short.buffer("selected", network.selection.padded_outputs)
@@ -130,12 +161,23 @@ class Tapes:
         if network.selection is not None and self.selected is not None:
             readers, results = [*readers, network.selection], [*results, self.selected]
         linear(run.recorder, run.norm(network.norm, readers), readers, results)
+        ids = network.head.outputs
+        if self.found is not None:
+            greedy_chain(run.recorder, self.logits, ids, self._token_links, self.found)
+            run.recorder.deliver(self.found.found)
+            return run.recorder.finish()
         self.readout.record(run.recorder, self._tokens)
         if self.selected is not None:
             run.recorder.deliver(self.selected)
         if self.picks is not None:
-            greedy_chain(run.recorder, self.logits, network.head.outputs, self.links, self.picks)
+            greedy_chain(run.recorder, self.logits, ids, self.links, self.picks)
         return run.recorder.finish()
+
+    def chosen(self, depth: int) -> tuple[list[int], list[float]]:
+        """Tokens and their probabilities of the first slots of a device's block that has been waited for."""
+        assert self.found is not None
+        found = self.backend.staging(self.found.found)[:depth]
+        return found[:, 0].tolist(), found[:, 1].astype(np.int32).view(np.float32).tolist()
 
 
 class VectorProduct:

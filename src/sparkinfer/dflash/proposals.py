@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,8 +159,10 @@ def _finite(values: Logits) -> Logits:
 class BlockProposals:
     """Every slot for itself, but for the Markov head."""
 
-    def __init__(self, raw: Logits, output: Output, chain: Chain | None = None) -> None:
-        """`raw` logits [depth, draft ids] are overwritten by the draft's next call. `chain`: what is known of them."""
+    def __init__(self, raw: Any, output: Output, chain: Chain | None = None) -> None:
+        """`raw` logits [depth, draft ids] are overwritten by the draft's next call; rows may lie on a device. `chain`:
+        what is known of them.
+        """
         self.depth = len(raw)
         self._raw, self._output, self._chain = raw, output, chain
 

@@ -21,10 +21,14 @@ class Intake:
         packed: Weight | None = None,
         *,
         scale: float = 1.0,
+        mask: Buffer | None = None,
     ) -> None:
-        """`packed` is the table in the backend's form; rows are multiplied by `scale`."""
+        """`packed` is the table in the backend's form; rows are multiplied by `scale`.
+
+        With both, a token below 0 stands for `mask` [1, width], which is multiplied too.
+        """
         self._backend, self._x, self._packed = backend, x, packed
-        self._table, self._scale = table, np.float32(scale)
+        self._table, self._scale, self._mask = table, np.float32(scale), mask
         room = 0 if packed is None else x.rows
         self.params = backend.buffer(1, P.WORDS + room, np.int64)
         self._mailbox = backend.mailbox(self.params)
@@ -39,7 +43,8 @@ class Intake:
         if self._packed is None:
             recorder.receive(self._x)
             return
-        embed(recorder, self._packed, self.params, P.WORDS, self._x, scale=float(self._scale))
+        scale = float(self._scale)
+        embed(recorder, self._packed, self.params, P.WORDS, self._x, scale=scale, mask=self._mask)
 
     def expand(self, token: int) -> None:
         """Do what `send` has to do for a token and need not wait for."""

@@ -1,5 +1,6 @@
 """Logits that a tape leaves in a buffer, and how the host reads them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,22 @@ from sparkinfer.kernels.argmax import argmax
 from sparkinfer.sampling.lazy import LazyRows
 
 Rows = NDArray[np.float32] | LazyRows
+
+
+class Whole:
+    """A row that lies on a device, as an array: valid until the next replay."""
+
+    __slots__ = ("_fetch", "_row")
+
+    def __init__(self, fetch: Callable[[int], NDArray[np.float32]], row: int) -> None:
+        self._fetch, self._row = fetch, row
+
+    def argmax(self) -> int:
+        return int(self._fetch(self._row).argmax())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = self._fetch(self._row)
+        return values if dtype is None else values.astype(dtype)
 
 
 class Readout:
@@ -48,6 +65,10 @@ class Readout:
         assert self._picks is not None
         picks = self._backend.staging(self._picks)[first : first + count]
         return LazyRows(picks, lambda row: self._fetch(first + row), self.n_vocab)
+
+    def whole(self, count: int) -> list["Whole"]:
+        """The first rows of the last replay, each brought from the device when it is asked for."""
+        return [Whole(self._fetch, row) for row in range(count)]
 
     def found(self, count: int) -> list[int]:
         """The largest logits' ids of the first rows of a replay that has been waited for."""

@@ -1,6 +1,7 @@
 """Triton form of `exchange_rows`: a launch a plane, a program a change; programs without one end at once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -8,6 +9,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import bound
 
@@ -29,15 +31,24 @@ def exchange_kernel(changes, target, source, units, UNITS: tl.constexpr):
             tl.store(target + place * units + unit, value, mask=live)
 
 
+def _planes(rows: TritonWeight | Buffer) -> list[torch.Tensor]:
+    """Contiguous, int16 [rows, pairs of bytes]."""
+    if isinstance(rows, TritonWeight):
+        return [plane.view(torch.int16) for plane in rows.planes()]
+    assert rows.rows == 1, rows
+    return [rows.array[0].view(torch.int16).view(rows.width, -1)]
+
+
 def record(
-    recorder: CudaRecorder,
-    changes: Buffer,
-    most: int,
-    planes: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    recorder: CudaRecorder, changes: Buffer, most: int, pairs: Sequence[tuple[Any, Any]]
 ) -> None:
-    for target, source in planes:
-        into, given = target.view(torch.int16), source.view(torch.int16)
-        assert into.is_contiguous() and given.is_contiguous() and into.shape[1] == given.shape[1]
+    planes = [
+        plane
+        for target, source in pairs
+        for plane in zip(_planes(target), _planes(source), strict=True)
+    ]
+    for into, given in planes:
+        assert into.shape[1] == given.shape[1], (into.shape, given.shape)
         recorder.launch(
             exchange_kernel, (most,), changes.array, into, given, into.shape[1], UNITS=_UNITS,
             num_warps=4, overlap=True,
