@@ -1,10 +1,12 @@
 """Everything a sequence remembers, as digests of its bytes: what two equal states must share."""
 
 import hashlib
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from typing import Any
 
 import numpy as np
+from cpu_cache import read, read_codes
 from golden_models import on_host
 from numpy.typing import NDArray
 
@@ -16,20 +18,29 @@ Bits = tuple[bytes, ...]
 
 def state_bits(target: Target, state: Sequence) -> Bits:
     """Digests of the keys and values below the length, of the convolution and delta-rule states."""
-    shape = target.state_shape.kv
-    kind: type = np.float16 if shape.format == "f16" else np.float32
-    planes, size = shape.layers * shape.kv_heads, shape.head_size
-    positions = state.kv.plane_bytes // (size * np.dtype(kind).itemsize)
-    keys = on_host(state.kv._keys).view(kind)
-    if target.backend.on_host:  # tiles of 16 positions, one dimension after the other
-        keys = keys.reshape(planes, positions // 16, size, 16).transpose(0, 1, 3, 2)
-    keys = keys.reshape(planes, positions, size)[:, : state.length]
-    values = on_host(state.kv._values).view(kind).reshape(planes, positions, size)
-    values = values[:, : state.length]
-    parts = [keys, values]
+    parts = [part[:, : state.length] for part in _cached(target, state)]
     if state.recurrent is not None:
         parts += [on_host(state.recurrent.conv), on_host(state.recurrent.delta)]
     return tuple(digest(part) for part in parts)
+
+
+def _cached(target: Target, state: Sequence) -> Iterable[NDArray[Any]]:
+    """All that the cache holds, each [planes, positions, ...]."""
+    shape = target.state_shape.kv
+    if target.backend.on_host:
+        return (read_codes if shape.format == "q8_0" else read)(state.kv, shape)
+    memories = (state.kv._keys, state.kv._values)
+    planes = [on_host(memory).reshape(-1, state.kv.plane_bytes) for memory in memories]
+    if shape.format == "q8_0":
+        from q8_cache import unplaced
+
+        return [
+            part
+            for index, plane in enumerate(planes)
+            for part in unplaced(plane, shape.head_size, index > 0)
+        ]
+    kind = np.float16 if shape.format == "f16" else np.float32
+    return [plane.view(kind).reshape(len(plane), -1, shape.head_size) for plane in planes]
 
 
 def digest(values: NDArray[Any]) -> bytes:

@@ -27,7 +27,10 @@ from lossless_cases import (
 
 from sparkinfer.tokenizer import Tokenizer
 
-TARGETS = list(itertools.product(golden_models.MODELS, golden_models.ACTIVATIONS))
+TARGETS = [
+    *itertools.product(golden_models.MODELS, golden_models.ACTIVATIONS),
+    *((name, golden_models.BLOCK_CACHE) for name in golden_models.BLOCK_MODELS),
+]
 PROMPTS = {0: 1, 1: 7, 2: 15, 3: 70}  # lengths by number
 COUNT = 40
 

@@ -105,11 +105,17 @@ class Session:
         self.last, self.in_step = [*prompt, *result.tokens], False
 
 
-@pytest.mark.parametrize("name", golden_models.MODELS)
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [
+        *((name, "int8") for name in golden_models.MODELS),
+        *((name, golden_models.BLOCK_CACHE) for name in golden_models.BLOCK_MODELS),
+    ],
+)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_any_sequence_of_requests(name, seed):
+def test_any_sequence_of_requests(name, activations, seed):
     """Turns, edited and repeated prompts, plain requests between (gap rows), cancelled ones, in random order."""
-    session = Session(name, seed)
+    session = Session(name, seed, activations)
     kinds = ["new", "turn", "edit", "same", "one more", "plain", "cancel", "reset"]
     for turn in range(12):
         kind = kinds[turn] if turn < 5 else str(session.rng.choice(kinds))

@@ -21,9 +21,15 @@ PROMPT = [5, 6, 7, 8, 9, 10, 11]
 FREE = {"ignore_eos": True, "max_tokens": 10}
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(
+    scope="module",
+    params=[*((file, "f16") for file in FILES), (FILES[1], "q8_0"), (FILES[2], "q8_0")],
+    ids="-".join,
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine.load(GOLDEN / request.param, context=96, threads=2) as loaded:
+    file, cache = request.param
+    with Engine.load(GOLDEN / file, context=96, threads=2, kv_cache=cache) as loaded:
+        assert loaded.plan["cache"] == {"f16": "float16"}.get(cache, cache)
         yield loaded
 
 

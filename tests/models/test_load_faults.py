@@ -6,6 +6,7 @@ import golden_models as gm
 import numpy as np
 import pytest
 
+from sparkinfer.backend.cpu import CpuBackend
 from sparkinfer.errors import GGUFError, RequestError, ShapeError, SparkError, UnsupportedError
 from sparkinfer.gguf import open_gguf, write_gguf
 from sparkinfer.models import load_target
@@ -222,3 +223,19 @@ def test_the_config_of_every_golden_file():
         assert len(config.recurrent) == config.n_layers
         assert (config.moe is not None) == ("moe" in name)
         assert (config.gdn is not None) == ("qwen35" in name)
+
+
+def test_heads_that_blocks_of_the_cache_do_not_fit_are_refused(tmp_path):
+    line = refused(variant(tmp_path), UnsupportedError, kv_cache="q8_0")
+    assert (
+        "--kv-cache q8_0 has one scale for 32 values of a head, and this model's heads have 16"
+        in line
+    )
+    assert "f16 and f32 work" in line
+
+
+def test_a_backend_without_kernels_for_a_cache_says_what_it_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(CpuBackend, "cache_formats", ("f32", "f16"))
+    path = variant(tmp_path, "qwen3-tiny-Q8_0")
+    line = refused(path, UnsupportedError, kv_cache="q8_0", device="cpu")
+    assert line == "--kv-cache q8_0 is not supported on the cpu backend; it has f32 and f16"

@@ -66,3 +66,21 @@ def test_where_no_context_fits_the_advice_is_a_smaller_file(monkeypatch):
     with pytest.raises(MemoryLimitError, match="no context fits: take a smaller file"):
         load("llama-tiny-F32", context=64)
     assert open_gguf(gm.FOLDER / "llama-tiny-F32.gguf").tensors  # the file is as it was
+
+
+def test_a_cache_of_8_bits_takes_17_bytes_where_float16_takes_32(monkeypatch):
+    name = "qwen35-tiny256-Q4_K_M"
+    plans = {}
+    for cache in ("f16", "q8_0"):
+        model = load(name, context=4096, kv_cache=cache)
+        plans[cache], kv = model.plan["memory_bytes"], model.state_shape.kv
+        assert model.new_state().kv._keys.nbytes == kv.n_bytes(4096) // 2
+        table = 4096 * model.config.rotated * 4
+        assert plans[cache]["cache"] == kv.n_bytes(4096) + table
+        model.close()
+    small, large = (plans[cache]["cache"] - table for cache in ("q8_0", "f16"))
+    assert small * 32 == large * 17
+    monkeypatch.setattr(CpuBackend, "memory", lambda _self: plans["f16"]["total"] - 1)
+    with pytest.raises(MemoryLimitError, match="fits, or --kv-cache q8_0, which takes about half"):
+        load(name, context=4096)
+    load(name, context=4096, kv_cache="q8_0").close()

@@ -10,7 +10,11 @@ from sparkinfer.errors import OptionError
 WIDTHS = range(1, 17)
 CHUNKS = (16, 17, 24, 31, 32, 63, 64, 65, 100, 128, 129, 200, 320)
 CASES = pytest.mark.parametrize(
-    ("name", "activations"), [(n, a) for n in gm.MODELS for a in gm.ACTIVATIONS]
+    ("name", "activations"),
+    [
+        *((n, a) for n in gm.MODELS for a in gm.ACTIVATIONS),
+        *((n, gm.BLOCK_CACHE) for n in gm.BLOCK_MODELS),
+    ],
 )
 
 

@@ -25,18 +25,18 @@ TOKENS = st.integers(0, 3)  # few, so that prefixes meet again
 
 
 @functools.cache
-def oracle(name: str) -> Oracle:
-    return Oracle(gm.target(name, context=CONTEXT))
+def oracle(name: str, activations: str) -> Oracle:
+    return Oracle(gm.target(name, activations, context=CONTEXT))
 
 
 class SequenceMachine(RuleBasedStateMachine):
     """Two sequences on one target; `tokens[i]` is what sequence i must remember."""
 
-    name = ""
+    name, activations = "", ""
 
     @initialize()
     def start(self) -> None:
-        self.target = gm.target(self.name, context=CONTEXT)
+        self.target = gm.target(self.name, self.activations, context=CONTEXT)
         self.states = [self.target.new_state(), self.target.new_state()]
         self.tokens: list[list[int]] = [[], []]
         self.windows: list[list[int]] = [[], []]
@@ -64,7 +64,7 @@ class SequenceMachine(RuleBasedStateMachine):
         self.check_rows(rows, self.tokens[i], tokens)
 
     def check_rows(self, rows: Any, before: list[int], tokens: list[int]) -> None:
-        known = oracle(self.name)
+        known = oracle(self.name, self.activations)
         known([*before, *tokens])  # knows every prefix from here on
         for r, row in enumerate(rows):
             assert digest(row) == known([*before, *tokens[: r + 1]])[1]
@@ -120,23 +120,32 @@ class SequenceMachine(RuleBasedStateMachine):
             assert state.tokens == self.tokens[i]
             assert state.length == len(self.tokens[i])
             assert state.pending == self.windows[i]
-            assert state_bits(self.target, state) == oracle(self.name)(self.tokens[i])[0]
+            assert (
+                state_bits(self.target, state)
+                == oracle(self.name, self.activations)(self.tokens[i])[0]
+            )
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_sequence_has_the_bits_of_single_steps(name):
-    run_machine(name, examples=100, steps=30)
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [*((name, "int8") for name in MODELS), ("qwen35-tiny-F32", gm.BLOCK_CACHE)],
+)
+def test_a_sequence_has_the_bits_of_single_steps(name, activations):
+    run_machine(name, activations, examples=100, steps=30)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", gm.MODELS)
-def test_long_lives_of_sequences(name):
-    run_machine(name, examples=400, steps=50)
+@pytest.mark.parametrize(
+    ("name", "activations"),
+    [*((name, "int8") for name in gm.MODELS), *((n, gm.BLOCK_CACHE) for n in gm.BLOCK_MODELS)],
+)
+def test_long_lives_of_sequences(name, activations):
+    run_machine(name, activations, examples=400, steps=50)
 
 
-def run_machine(name: str, examples: int, steps: int) -> None:
-    machine = type("Machine", (SequenceMachine,), {"name": name})
+def run_machine(name: str, activations: str, examples: int, steps: int) -> None:
+    machine = type("Machine", (SequenceMachine,), {"name": name, "activations": activations})
     run_state_machine_as_test(
         machine,
         settings=settings(

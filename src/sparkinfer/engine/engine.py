@@ -95,6 +95,7 @@ class Engine:
         context: int | None = None,
         threads: int | None = None,
         activations: Literal["int8", "f32"] | None = None,
+        kv_cache: Literal["auto", "f32", "f16", "q8_0"] | None = None,
         draft: str | Path | None = None,
         spec: Literal["auto", "on", "off"] | None = None,
         progress: LoadProgress | None = None,
@@ -120,7 +121,12 @@ class Engine:
             if TEMPLATE_KEY in file.metadata:
                 template = undo.enter_context(closing(ChatTemplate.from_gguf(file, tokenizer)))
             target = load_target(
-                file, context=context, threads=threads, activations=activations, progress=progress
+                file,
+                context=context,
+                threads=threads,
+                activations=activations,
+                kv_cache=kv_cache,
+                progress=progress,
             )
             undo.callback(target.close)
             decoder, off = _decoder(target, options, progress)

@@ -99,7 +99,9 @@ def load_target(
         unscreened = refusal(file, head, backend, exact=exact, wanted=wanted)
         more = 0 if unscreened else extra_bytes(file, head)
         memory = plan_memory(file, config, shape, size, exact, backend, more=more)
-        check_memory(memory, file.path.name, size, backend)
+        halves = shape.kv.format == "f16" and config.head_size % BLOCK == 0
+        halves = halves and "q8_0" in backend.cache_formats
+        check_memory(memory, file.path.name, size, backend, halves=halves)
         network = _build(weights, config, architecture, size, screened=unscreened is None)
     except BaseException:
         backend.close()

@@ -95,13 +95,20 @@ def _row_values(config: ModelConfig) -> int:
     return int(count + 0.5 * widest)
 
 
-def check_memory(plan: MemoryPlan, name: str, context: int, backend: Backend) -> None:
-    """Raise MemoryLimitError where the plan is larger than what is free, with the largest context that fits."""
+def check_memory(
+    plan: MemoryPlan, name: str, context: int, backend: Backend, *, halves: bool = False
+) -> None:
+    """Raise MemoryLimitError where the plan is larger than what is free, with the largest context that fits.
+
+    `halves`: the cache could be one of 8 bits.
+    """
     free = backend.memory()
     if plan.total <= free:
         return
     fits = int(context * (1 - (plan.total - free) / plan.cache)) // MAX_WIDTH * MAX_WIDTH
     advice = f"-c {fits} fits" if fits > 0 else "no context fits: take a smaller file"
+    if halves and plan.total - plan.cache * 7 // 16 <= free:
+        advice += ", or --kv-cache q8_0, which takes about half the cache"
     where = "of memory" if backend.on_host else "on the GPU"
     raise MemoryLimitError(
         f"{name} with a context of {context} needs {gib(plan.total)} GiB {where} ({plan.describe()}),"
