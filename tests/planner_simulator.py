@@ -116,11 +116,11 @@ class Outcome:
         return self.time / self.tokens
 
 
-def cost_table(verify: Verify, draft: float) -> CostTable:
-    """One path, no dependence on the context."""
+def cost_table(verify: Verify, draft: float, wait: float = 0.0) -> CostTable:
+    """One path, no dependence on the context. `wait`: plain steps that it costs to see the claims before the window."""
     s = PLAIN_SECONDS
     steps = {w: Cost((s * verify(w),), (s * draft,)) for w in range(2, WIDTH + 1)}
-    return CostTable([0], (s,), {"window": steps})
+    return CostTable([0], (s,), {"window": steps}, wait=s * wait)
 
 
 def relative_costs(verify: Verify, draft: float) -> list[float]:
@@ -162,10 +162,12 @@ def policy_time(
     machine: Callable[[int], float] = lambda step: 1.0,
     claims: Claims | None = None,
     draft: float = 0.0,
+    wait: float = 0.0,
 ) -> float:
     """What a policy takes for a request, before what `machine(step)` multiplies the seconds it sees with.
 
-    `claims` of None: a draft that tells nothing. `draft` is the cost of one, for windows that are cut to one row.
+    `claims` of None: a draft that tells nothing. `draft` is the cost of one, for windows that are cut to one row, and
+    `wait` what seeing its claims before the window costs; else they are seen after it.
     """
     done, time, count = 0, 0.0, 0
     policy.begin(0)
@@ -174,10 +176,12 @@ def policy_time(
         told = (
             [] if claims is None else [claims(slot, done + slot) for slot in range(asked.width - 1)]
         )
-        decision, told = cut(policy, asked, told)
+        late = bool(wait) and asked.cutter is None
+        decision, told = (asked, told) if late and asked.learns else cut(policy, asked, told)
         drafted = decision.width - 1
         kept = accepted(profile, draws, done, drafted)
         cost = costs[decision.width] + (draft if decision.width == 1 < asked.width else 0.0)
+        cost += wait if asked.cutter is not None else 0.0
         time += cost
         seconds = PLAIN_SECONDS * cost * machine(count)
         policy.observe(observed(asked, decision, done, kept, seconds, told))

@@ -58,6 +58,29 @@ def test_a_draft_that_knows_when_it_is_sure_gains(verify, name, gain):
     assert silent > gain * time_of(verify, 0.1, profile, profile)
 
 
+def waiting(verify, name, wait, believed):
+    """A request with windows that start ahead unless the planner waits for claims: its policy and its plain steps."""
+    profile, costs = UNEVEN[name], relative_costs(VERIFY[verify], 0.1)
+    policy = POLICIES["auto"](Setup(cost_table(VERIFY[verify], 0.1, believed), 15, 16))
+    time = policy_time(
+        policy, profile, luck(1, TOKENS), costs, TOKENS, claims=profile, draft=0.1, wait=wait
+    )
+    return policy, time
+
+
+@pytest.mark.parametrize("wait", [0.02, 0.2])
+@pytest.mark.parametrize("name", ["uneven .98/.30, half", "uneven .7/.6, half"])
+@pytest.mark.parametrize("verify", ["moe", "cheap"])
+def test_the_target_waits_for_claims_where_that_pays(verify, name, wait):
+    policy, time = waiting(verify, name, wait, wait)
+    never, ahead = waiting(verify, name, wait, 1e3)
+    _, cutting = waiting(verify, name, wait, 1e-9)
+    assert never.calibration.known and not never.cuts
+    assert time < 1.03 * min(ahead, cutting)
+    if (verify, name, wait) == ("moe", "uneven .98/.30, half", 0.02):
+        assert policy.cuts and time < 0.95 * ahead
+
+
 @pytest.mark.parametrize("liar", LIARS)
 @pytest.mark.parametrize("profile", ["flat 0.00", "flat 0.70", "flat 0.90"])
 @pytest.mark.parametrize("verify", VERIFY)

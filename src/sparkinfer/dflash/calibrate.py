@@ -24,7 +24,7 @@ from sparkinfer.dflash.costs import (
     save_costs,
     usual_rows,
 )
-from sparkinfer.dflash.verify import Paths, VerifyPath, VerifyTarget
+from sparkinfer.dflash.verify import WINDOW, Batched, Paths, VerifyPath, VerifyTarget
 from sparkinfer.machine import allowed_cores, cpu_model, own_version
 
 Report = Callable[[str, int, int], None]  # what is done, rounds done, rounds
@@ -44,7 +44,10 @@ _PLAIN_EVERY = 4  # measurements between plain rows, which everything else is co
 _CHECKED = 4  # rows of the window that is measured again when costs are read back
 _AGREE = 0.15  # logarithm of its change that is no reason to measure everything again
 _BUSY = 0.15  # mean relative uncertainty from which measurements are not kept for later
-_EXTEND, _PROPOSE = "extend", "propose"
+_EXTEND, _PROPOSE, _AHEAD = "extend", "propose", "ahead"
+_LEAST_TARGET = (
+    0.3  # of what a window took alone is its part of a step that does not wait, at least
+)
 _ROW: Key = ("plain", 1)
 _STRIDE = 7919  # a prime: neighbours in a window are far apart in the vocabulary
 
@@ -249,6 +252,10 @@ class _Bench:
             self.runs[_PROPOSE, width] = self._propose(width - 1)
         for rows in {1, max(plan.all_widths, default=1)}:
             self.runs[_EXTEND, rows] = self._extend(rows)
+        if getattr(self.draft, "runs_ahead", False):
+            batched = plan.widths.get(WINDOW, ())
+            for width in {*batched[:1], *batched[-1:]}:
+                self.runs[_AHEAD, width] = self._ahead(width)
         self.seconds = {(key, length): [] for key in self.runs for length in lengths}
 
     def compare(self, one: Key, other: Key) -> tuple[float, float]:
@@ -347,6 +354,18 @@ class _Bench:
 
         return run
 
+    def _ahead(self, width: int) -> Callable[[], None]:
+        """A block and its window, which starts before the host knows it."""
+
+        def run() -> None:
+            (token,) = self._tokens(1)
+            ahead = self.draft.propose_ahead(token, width - 1)  # type: ignore[attr-defined]
+            finish = self.target.verify_ahead(self.state, token, width - 1, ahead.known)  # type: ignore[attr-defined]
+            finish(ahead.told)
+            self.state.commit(1)
+
+        return run
+
     def _extend(self, rows: int) -> Callable[[], None]:
         def run() -> None:
             self.draft.extend(self._tokens(rows), self.target.tapped(rows))
@@ -363,7 +382,7 @@ def _table(
     row = 0.0
     if len(extends) > 1:
         row = max(0.0, (many.seconds[0] - few.seconds[0]) / (max(extends) - min(extends)))
-    plain, steps = results[_ROW], {}
+    plain, steps, wait = results[_ROW], {}, _wait(results)
     for path in paths:
         widths = plan.widths.get(path.name, ())
         if not widths:
@@ -376,10 +395,24 @@ def _table(
             more = row * (usual_rows(width) - min(extends))
             pairs = zip(propose.seconds, few.seconds, strict=True)
             draft = tuple(proposing + extending + more for proposing, extending in pairs)
+            if isinstance(path, Batched):
+                target = tuple(max(s - wait, _LEAST_TARGET * s) for s in target)
             costs[width] = Cost(target, draft, spread=results[path.name, width].spread)
         served = range(widths[0], widths[-1] + 1)
         steps[path.name] = filled(costs, [w for w in served if path.refusal(w) is None])
-    return CostTable(lengths, plain.seconds, steps, row=row, spread=plain.spread, origin="measured")
+    return CostTable(
+        lengths, plain.seconds, steps, row=row, wait=wait, spread=plain.spread, origin="measured"
+    )
+
+
+def _wait(results: Mapping[Key, _Result]) -> float:
+    """Seconds by which a block and its window one after the other take longer than the two at once."""
+    more = [
+        results[_PROPOSE, width].seconds[0] + results[WINDOW, width].seconds[0] - ahead.seconds[0]
+        for (part, width), ahead in results.items()
+        if part == _AHEAD
+    ]
+    return max(0.0, fmean(more)) if more else 0.0
 
 
 def _rising(costs: Sequence[Points]) -> list[Points]:

@@ -20,7 +20,7 @@ _SURPRISE = 1.5  # a step is put down at this many times what it was expected to
 _SETTLED, _EVERY = 64, 4  # steps of a kind: after so many, one in four corrects its cost
 _EARLY_EXIT = "token_loop"  # a path whose cost depends on how much is accepted; it was measured with all of it
 _INTERPOLATED = 0.03  # least relative uncertainty of what was not measured
-VERSION = 2  # of the file; another one is measured again
+VERSION = 3  # of the file; another one is measured again
 Key = tuple[str, int]  # path, width
 Points = tuple[float, ...]  # seconds at each of the table's context lengths
 Price = tuple[int, str, float, float]  # width, path, seconds of the step, those of the draft
@@ -77,14 +77,17 @@ class CostTable:
         steps: Mapping[str, Mapping[int, Cost]],
         *,
         row: float = 0.0,
+        wait: float = 0.0,
         spread: float = 0.0,
         origin: str = "given",
     ) -> None:
         """`steps[path][width]` for widths from 2, paths in order of preference.
 
-        `row`: seconds the draft takes to append one more context row; `spread`: relative uncertainty of `plain`.
+        `row`: seconds the draft takes to append one more context row; `wait`: seconds that a step takes longer if the
+        target starts on a window only when the host has seen the draft's claims, 0 where it always does (`steps` are
+        without that); `spread`: relative uncertainty of `plain`.
         """
-        self.lengths, self.base, self.row = tuple(lengths), tuple(plain), row
+        self.lengths, self.base, self.row, self.wait = tuple(lengths), tuple(plain), row, wait
         self.spread, self.origin = spread, origin
         self.steps = {path: dict(sorted(costs.items())) for path, costs in steps.items()}
         _check(self)
@@ -248,6 +251,7 @@ class CostTable:
             "plain_ms": _ms(self.base),
             "plain_spread": round(self.spread, 4),
             "draft_row_ms": round(self.row * 1e3, 6),
+            "wait_ms": round(self.wait * 1e3, 6),
             "steps": [
                 {
                     "path": path,
@@ -279,9 +283,9 @@ class CostTable:
             )
             steps.setdefault(str(entry["path"]), {})[int(entry["width"])] = cost
         lengths = [int(length) for length in data["lengths"]]
-        row, spread = float(data["draft_row_ms"]) * 1e-3, float(data["plain_spread"])
-        plain = _from_ms(data["plain_ms"])
-        return cls(lengths, plain, steps, row=row, spread=spread, origin=origin)
+        row, wait = float(data["draft_row_ms"]) * 1e-3, float(data["wait_ms"]) * 1e-3
+        plain, spread = _from_ms(data["plain_ms"]), float(data["plain_spread"])
+        return cls(lengths, plain, steps, row=row, wait=wait, spread=spread, origin=origin)
 
 
 def usual_rows(width: int) -> float:
@@ -300,8 +304,10 @@ def _check(table: CostTable) -> None:
         if len(points) != count or not all(0 < s < 1e6 for s in points):
             raise ValueError(f"seconds {points} at {count} context lengths")
     spreads = [table.spread, *(c.spread for costs in table.steps.values() for c in costs.values())]
-    if not all(0 <= value < 1e6 for value in (table.row, *spreads)):
-        raise ValueError(f"{table.row} seconds a draft row, uncertainties {spreads}")
+    if not all(0 <= value < 1e6 for value in (table.row, table.wait, *spreads)):
+        raise ValueError(
+            f"{table.row} seconds a draft row, {table.wait} of waiting, uncertainties {spreads}"
+        )
     if any(width < 2 for costs in table.steps.values() for width in costs):
         raise ValueError("widths of speculative steps start at 2")
 

@@ -24,7 +24,9 @@ _PLAIN_DECISION = Decision(1, PLAIN, "nothing was decided yet")
 class Offer(NamedTuple):
     """A width as it looks now: its path, its cost in plain steps and the draft's share of it, and what it yields.
 
-    `tokens` are those of a whole window; `rate` is tokens by cost with windows cut where that gains.
+    `tokens` are those of a whole window; `rate` is tokens by cost with windows cut where that gains. `late` is the part
+    of the cost that the target waits until the host has seen the draft's claims: where cutting is not worth that, it
+    does not wait, and nothing is cut.
     """
 
     width: int
@@ -33,6 +35,7 @@ class Offer(NamedTuple):
     tokens: float
     rate: float
     draft: float = 0.0
+    late: float = 0.0
 
 
 PLAIN_OFFER = Offer(1, PLAIN, 1.0, 1.0, 1.0)
@@ -47,6 +50,7 @@ class Waiting(NamedTuple):
     rows: int  # context rows the draft appended in it
     paid: float  # what it was put down at, in plain steps
     wanted: str  # path
+    late: float  # plain steps that the target waited for the claims
 
 
 class Stairs(NamedTuple):
@@ -95,6 +99,7 @@ class Learner:
         self.paid: float | None = None  # plain steps that the last step took, if it drafted
         self.switches = self.probes = 0
         self.chosen = _PLAIN_DECISION
+        self._late = 0.0  # plain steps that the target waits for the chosen window's claims
         self.length = 0  # at the last decision
         self.since_draft = self.since_plain = 0  # steps
         self.level = 0.0  # of the machine when a plain step was last observed
@@ -181,8 +186,10 @@ class Learner:
 
     def take(self, offer: Offer, why: str, *, may_cut: bool = False) -> Decision:
         """Decide for it."""
-        cutter = self if may_cut and self.cutting else None
-        self.chosen = Decision(offer.width, offer.path, why, cutter)
+        waits = not self.costs.wait or offer.late > 0.0
+        cutter = self if may_cut and self.cutting and waits else None
+        self._late = 0.0 if cutter is None else offer.late
+        self.chosen = Decision(offer.width, offer.path, why, cutter, self.cutting)
         self._worth, self._reach, self.paid = [], 1.0, None
         if cutter is not None:
             self._stairs_of(offer.width)  # now, beside the context rows, and not between two passes
@@ -254,6 +261,7 @@ class Learner:
                     "relative": round(offer.cost, 3),
                     "tokens": round(offer.tokens, 3),
                     "rate": round(offer.rate, 3),
+                    "waits": offer.late > 0.0,
                 }
                 for offer in offers
             },
@@ -291,8 +299,13 @@ class Learner:
         if price is None:
             self._settle_drafted()
             price = 0.0
+        late = self._late
+        if late:
+            spared = max(step.seconds - late * self.costs.plain(step.length), 0.5 * step.seconds)
+            step = step._replace(seconds=spared)
+        worth, since = self._worth, self.since_draft
         self._drafted.append(
-            Waiting(step, self._worth, self.since_draft, self._waiting, price, self.chosen.path)
+            Waiting(step, worth, since, self._waiting, price, self.chosen.path, late)
         )
         self.paid = price
         self.ledger.spend(price)
@@ -314,7 +327,7 @@ class Learner:
         """Learn from the drafting steps that wait."""
         waiting, self._drafted = self._drafted, []
         last = len(waiting) - 1
-        for place, (step, worth, since, rows, paid, wanted) in enumerate(waiting):
+        for place, (step, worth, since, rows, paid, wanted, late) in enumerate(waiting):
             beyond: Sequence[float] = ()
             if step.claims:
                 judged = min(step.drafted, step.accepted + 1)
@@ -328,7 +341,7 @@ class Learner:
                 self._refused.add((wanted, step.width))
                 self._menu_length = None
             if place == last:  # of several one is enough
-                cost = self.costs.observe(step, rows)
+                cost = self.costs.observe(step, rows) + late
                 self.ledger.spend(cost - paid)
                 self.paid = cost
 
@@ -348,7 +361,12 @@ class Learner:
         menu = [PLAIN_OFFER]
         for (width, path, seconds, draft), gain in zip(prices, gains, strict=True):
             cost, yields = seconds / plain, tokens[width - 1]
-            menu.append(Offer(width, path, cost, yields, yields / cost * gain, draft / plain))
+            late = self.costs.wait / plain
+            if late and gain * cost < (cost + late) * CLEAR:
+                late, gain = 0.0, 1.0
+            cost += late
+            rate = yields / cost * gain
+            menu.append(Offer(width, path, cost, yields, rate, draft / plain, late))
         return menu
 
     def _stairs_of(self, width: int) -> Stairs:
@@ -358,7 +376,7 @@ class Learner:
             whole = next(offer for offer in self._menu if offer.width == width)
             costs, paths = [inf] * (width + 1), [PLAIN] * (width + 1)
             for offer in self._menu:
-                cost = offer.cost - offer.draft + whole.draft
+                cost = offer.cost - offer.draft - offer.late + whole.draft + whole.late
                 if offer.width <= width and cost <= whole.cost:
                     costs[offer.width], paths[offer.width] = cost, offer.path
             costs[width] = whole.cost

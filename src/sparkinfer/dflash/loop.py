@@ -274,7 +274,8 @@ class DFlashDecoder:
             judging += perf_counter() - entered
             return more
 
-        path = self.paths.pick(decision.path, step.width) if self._runs_ahead() else None
+        starts = decision.cutter is None and self._runs_ahead()
+        path = self.paths.pick(decision.path, step.width) if starts else None
         if isinstance(path, Batched):
             self._flush()
             step.verify, anchor, count = path, self._history.output[-1], step.width - 1
@@ -282,6 +283,8 @@ class DFlashDecoder:
             finish = self.target.verify_ahead(self._state, anchor, count, ahead.known)  # type: ignore[attr-defined]
             drafted = perf_counter()
             step.window, rows = finish(ahead.told)
+            if decision.learns and ahead.claims is not None:
+                step.claims = ahead.claims()
             judge = self._judge(Chosen(step.window[1:]), anchor, self._sampler, self._history, None)
             verified = path.judged(rows, timed)
         else:

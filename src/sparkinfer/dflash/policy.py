@@ -26,13 +26,15 @@ class Cutter(Protocol):
 class Decision:
     """`width` rows to verify, on `path` if it serves them; 1 is a plain step ("ar"). `why` is for people.
 
-    A `cutter` wants to know the draft's claims, and may shorten the window.
+    A `cutter` wants to know the draft's claims before the target starts, and may shorten the window. `learns`: whoever
+    decided wants to know the claims in the end.
     """
 
     width: int
     path: str
     why: str
     cutter: Cutter | None = field(default=None, compare=False, repr=False)
+    learns: bool = field(default=False, compare=False, repr=False)
 
 
 class Policy(Protocol):

@@ -13,6 +13,7 @@ from sparkinfer.decoding import Reader
 from sparkinfer.dflash.base import Features, Row
 
 COMPACT_MAX_ROWS = 4
+WINDOW = "window"  # the path that serves all widths in one forward
 Judge = Callable[[int, Row], bool]
 
 
@@ -167,7 +168,7 @@ class Paths:
         compact_rows = min(COMPACT_MAX_ROWS, target.max_width)
         order: list[VerifyPath] = [
             Batched("compact", target, compact_rows, small, self.read),
-            Batched("window", target, target.max_width, wide, self.read),
+            Batched(WINDOW, target, target.max_width, wide, self.read),
             Block(target, wide, self.read),
             TokenLoop(target, self.read),
         ]
