@@ -29,32 +29,39 @@ def heads(kv_heads, size=256, gated=True, causal=True, window=0):
 
 
 def attention_cases():
-    """One launch list a case: (rows, shape)."""
+    """One launch list a case: (rows, shape, format of the cache)."""
     params = buffer(1, 16, torch.int64)
-    for rows, shape in (
-        (1, heads(2)),
-        (6, heads(2)),
-        (1, heads(4)),
-        (2, heads(8, 64, gated=False)),
-        (2, heads(8, 48, gated=False)),
-        (6, heads(4, 128, gated=False, causal=False, window=4096)),
+    for rows, shape, cache_format in (
+        (1, heads(2), "f16"),
+        (6, heads(2), "f16"),
+        (1, heads(4), "f16"),
+        (2, heads(8, 64, gated=False), "f16"),
+        (2, heads(8, 48, gated=False), "f16"),
+        (6, heads(4, 128, gated=False, causal=False, window=4096), "f16"),
+        (1, heads(2), "q8_0"),
+        (6, heads(2), "q8_0"),
+        (1, heads(4, 128, gated=False), "q8_0"),
+        (6, heads(4, 128, gated=False, causal=False, window=4096), "q8_0"),
+        (2, heads(8, 64, gated=False), "q8_0"),
+        (2, heads(8, 32, gated=False), "q8_0"),
     ):
-        run, width = recorder(rows), 16 * shape.head_size
+        run, width = recorder(rows, cache_format=cache_format), 16 * shape.head_size
         gate = buffer(16, 2 * width) if shape.gated else None
         split.record(
             run, buffer(16, width), shape, params, gate, activation(16, width), CONTEXT, 0, rows
         )
         yield run
-    run = recorder(2048)
-    gate, out = buffer(2048, 8192), activation(2048, 4096, quantised=False)
-    record_wide(run, buffer(2048, 4096), heads(2), params, gate, out, 0, 2048)
-    yield run
-    run = recorder(6)
-    q, kv, table = buffer(16, 8192), buffer(16, 512), buffer(CONTEXT, 128)
-    norm = buffer(1, 256)
-    rope(run, q, kv, kv, heads(2), table, params, buffer(16, 4096), norm, norm)
-    cache_rows(run, kv, kv, heads(2), table, params, norm)
-    yield run
+    for cache_format in ("f16", "q8_0"):
+        run = recorder(2048, cache_format=cache_format)
+        gate, out = buffer(2048, 8192), activation(2048, 4096, quantised=False)
+        record_wide(run, buffer(2048, 4096), heads(2), params, gate, out, CONTEXT, 0, 2048)
+        yield run
+        run = recorder(6, cache_format=cache_format)
+        q, kv, table = buffer(16, 8192), buffer(16, 512), buffer(CONTEXT, 128)
+        norm = buffer(1, 256)
+        rope(run, q, kv, kv, heads(2), table, params, buffer(16, 4096), norm, norm)
+        cache_rows(run, kv, kv, heads(2), table, params, norm)
+        yield run
 
 
 def recurrent_cases():

@@ -22,8 +22,10 @@ import triton.language as tl
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
+from sparkinfer.kernels.attention.triton_q8 import record_split_q8
 from sparkinfer.kernels.attention.triton_wide import record_wide
 from sparkinfer.kernels.shapes import Heads
+from sparkinfer.kernels.triton_cache import has_units, q8_plane, read_q8
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
     WORD_KEYS,
@@ -152,12 +154,24 @@ def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr):
         )  # fmt: skip
 
 
+@triton.jit
+def _read(cache, scales, start, place, element, there, SIZE: tl.constexpr, CODES: tl.constexpr):
+    """Numbers `element` of the positions start + place, as a product takes them."""
+    numbers = tl.load(
+        cache + start.to(tl.int64) * SIZE + (place[:, None] * SIZE + element), mask=there, other=0
+    )
+    if CODES:
+        at = (start + place)[:, None] * (SIZE // 32) + element // 32
+        numbers = read_q8(numbers, tl.load(scales + at, mask=there, other=0.0))
+    return numbers
+
+
 @triton.jit(do_not_specialize=["rows", "layer", "first_row", "of_rows"])
 def split_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
-    PROGRAMS: tl.constexpr, FIRST: tl.constexpr,
+    PROGRAMS: tl.constexpr, FIRST: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
     """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
@@ -170,8 +184,13 @@ def split_kernel(
     first += (program + PROGRAMS - first % PROGRAMS) % PROGRAMS
     units = (highest + UNIT - 1) // UNIT
     plane = layer * KV_HEADS + head
-    keys = cache_plane(run, WORD_KEYS, plane, WIDE)
-    values = cache_plane(run, WORD_VALUES, plane, WIDE)
+    if CODES:
+        keys, key_scales = q8_plane(run, WORD_KEYS, plane)
+        values, value_scales = q8_plane(run, WORD_VALUES, plane)
+    else:
+        keys = cache_plane(run, WORD_KEYS, plane, WIDE)
+        values = cache_plane(run, WORD_VALUES, plane, WIDE)
+        key_scales, value_scales = keys, values  # none
     asked = tl.where(tile == 0, units, 0)  # tiles share what comes
     for turn in tl.static_range(FIRST):
         unit = first + turn * PROGRAMS
@@ -182,8 +201,6 @@ def split_kernel(
     if first < units:
         d = tl.arange(0, PADDED)
         place = tl.arange(0, UNIT)
-        inner = place[:, None] * SIZE + d[None, :]
-        within = (d < SIZE)[None, :]
         if FOLD:  # of a warp's eight keys the first halves, then the second halves: sums of both stay in a thread
             HALF: tl.constexpr = PADDED // 2
             r = tl.arange(0, 2 * UNIT)
@@ -191,9 +208,9 @@ def split_kernel(
                 r // 16 * 8 + r % 8,
                 (r // 8 % 2 * HALF)[:, None] + tl.arange(0, HALF)[None, :],
             )
-            key_inner, key_within = key_place[:, None] * SIZE + element, element < SIZE
         else:
-            key_place, key_inner, key_within = place, inner, within
+            key_place, element = place, d[None, :]
+        within, key_within = (d < SIZE)[None, :], element < SIZE
         x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, PADDED, COLUMNS, WIDE, FOLD)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
@@ -204,13 +221,12 @@ def split_kernel(
         mixed = tl.zeros((PADDED, COLUMNS if WIDE else 2 * COLUMNS), tl.float32)
         for unit in range(first, units, PROGRAMS):
             start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
-            skipped = start.to(tl.int64) * SIZE
             at = start + key_place
             there = ((at >= lowest) & (at < highest))[:, None] & key_within
-            key = tl.load(keys + skipped + key_inner, mask=there, other=0.0)
+            key = _read(keys, key_scales, start, key_place, element, there, SIZE, CODES)
             at = start + place
             there = ((at >= lowest) & (at < highest))[:, None] & within
-            value = tl.load(values + skipped + inner, mask=there, other=0.0)
+            value = _read(values, value_scales, start, place, d[None, :], there, SIZE, CODES)
             scores = _scores(key, x, WIDE, FOLD, UNIT, COLUMNS)
             top, total, mixed = _weigh(
                 scores, value, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
@@ -301,17 +317,17 @@ def merge_kernel(
         store_int8(q8 + row * q8_stride, y, column, HEADS * SIZE, inside)
 
 
-def _record_few(
-    recorder: CudaRecorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int,
-    first_row: int, of_rows: int,
-) -> None:  # fmt: skip
+def _record_split(
+    recorder: CudaRecorder, q: Buffer, shape: Heads, params: Buffer, context: int, first_row: int, of_rows: int,
+) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
+    """Record the partial results: where they and their sums are, and what the merge must know of them."""
     group, padded = shape.heads // shape.kv_heads, power_of_two(shape.head_size)
     at_once = -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads)
     programs = power_of_two(at_once // 2 + 1)  # the largest power of two that fits
     results = recorder.row_block * shape.heads * programs
     partial = recorder.scratch("attention", results * padded)
     sums = recorder.scratch("attention sums", 2 * results)
-    wide = recorder.cache_format == "f32"
+    wide, codes = recorder.cache_format == "f32", recorder.cache_format == "q8_0"
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,
         "PROGRAMS": programs,
@@ -325,9 +341,20 @@ def _record_few(
         split_kernel, grid,
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=wide, FOLD=folds, FIRST=FIRST,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, WIDE=wide, FOLD=folds, FIRST=FIRST, CODES=codes,
         num_warps=SPLIT_WARPS, num_stages=1 if wide else stages, overlap=True, **common, **EXACT,
     )  # fmt: skip
+    return partial, sums, common
+
+
+def _record_few(
+    recorder: CudaRecorder, q: Buffer, shape: Heads, params: Buffer, gate: Buffer | None, out: Activation, context: int,
+    first_row: int, of_rows: int,
+) -> None:  # fmt: skip
+    in_units = recorder.cache_format == "q8_0" and has_units(shape.head_size)
+    split = record_split_q8 if in_units else _record_split
+    partial, sums, common = split(recorder, q, shape, params, context, first_row, of_rows)
+    programs = common["PROGRAMS"]
     q8, q8_stride = q8_args(out)
     width = shape.heads * shape.head_size
     recorder.launch(
@@ -345,6 +372,6 @@ def record(
     first_row: int, of_rows: int,
 ) -> None:  # fmt: skip
     if recorder.wide:
-        record_wide(recorder, q, shape, params, gate, out, first_row, of_rows)
+        record_wide(recorder, q, shape, params, gate, out, context, first_row, of_rows)
     else:
         _record_few(recorder, q, shape, params, gate, out, context, first_row, of_rows)

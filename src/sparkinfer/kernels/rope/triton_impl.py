@@ -2,7 +2,8 @@
 
 Pinned: a program knows one row only, so a row's bits cannot depend on how many there are.
 A row of values that does not fit the cache as numbers is stored as zeros and its keys as NaN: whoever sees the position
-gets NaN, and whoever does not is untouched, though attention multiplies values it does not see by zero.
+gets NaN, and whoever does not is untouched, though attention multiplies values it does not see by zero. A q8_0 cache
+has NaN scales for such keys.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.shapes import Heads
+from sparkinfer.kernels.triton_cache import q8_plane, store_q8
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
     WORD_KEYS,
@@ -60,6 +62,7 @@ def rope_kernel(
     q, q_stride, k, k_stride, v, v_stride, table, table_stride, run, out, out_stride, q_norm, k_norm, layer, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ROTATED: tl.constexpr,
     PAIRED: tl.constexpr, GATED: tl.constexpr, Q_NORM: tl.constexpr, K_NORM: tl.constexpr, WIDE: tl.constexpr,
+    CODES: tl.constexpr,
 ):  # fmt: skip
     release_next()
     row = tl.program_id(0).to(tl.int64)
@@ -78,16 +81,24 @@ def rope_kernel(
         source = k + row * k_stride + head * SIZE
         turned = _turned(source, k_norm, turn, eps, SIZE, PADDED, ROTATED, PAIRED, K_NORM)
         plane = layer * KV_HEADS + head
-        keys = cache_plane(run, WORD_KEYS, plane, WIDE) + position * SIZE
-        values = cache_plane(run, WORD_VALUES, plane, WIDE) + position * SIZE
         value = tl.load(v + row * v_stride + head * SIZE + i, mask=inside, other=0.0)
-        value = value.to(values.dtype.element_ty)
-        lost = tl.sum(
-            value.to(tl.float32) * 0.0, 0
-        )  # NaN when a value is no number or does not fit
-        value = tl.where(lost == 0.0, value, 0.0).to(values.dtype.element_ty)
-        tl.store(keys + i, (turned + lost).to(keys.dtype.element_ty), mask=inside)
-        tl.store(values + i, value, mask=inside)
+        if CODES:
+            lost = tl.sum(value.to(tl.float16).to(tl.float32) * 0.0, 0)
+            value = tl.where(lost == 0.0, value, 0.0)
+            codes, scales = q8_plane(run, WORD_KEYS, plane)
+            store_q8(codes, scales, position, turned, lost, SIZE, PADDED, False)
+            codes, scales = q8_plane(run, WORD_VALUES, plane)
+            store_q8(codes, scales, position, value, 0.0, SIZE, PADDED, True)
+        else:
+            keys = cache_plane(run, WORD_KEYS, plane, WIDE) + position * SIZE
+            values = cache_plane(run, WORD_VALUES, plane, WIDE) + position * SIZE
+            value = value.to(values.dtype.element_ty)
+            lost = tl.sum(
+                value.to(tl.float32) * 0.0, 0
+            )  # NaN when a value is no number or does not fit
+            value = tl.where(lost == 0.0, value, 0.0).to(values.dtype.element_ty)
+            tl.store(keys + i, (turned + lost).to(keys.dtype.element_ty), mask=inside)
+            tl.store(values + i, value, mask=inside)
 
 
 def _launch(
@@ -103,6 +114,7 @@ def _launch(
         HEADS=heads, KV_HEADS=shape.kv_heads, SIZE=shape.head_size, PADDED=power_of_two(shape.head_size),
         ROTATED=shape.rotated, PAIRED=shape.interleaved, GATED=shape.gated,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, WIDE=recorder.cache_format == "f32",
+        CODES=recorder.cache_format == "q8_0",
         num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip
 
