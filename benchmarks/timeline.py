@@ -12,19 +12,19 @@ reads of a counter a job, some 2 % of a pass.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import numba
 import numpy as np
-from numba import types
 
 from sparkinfer.backend.base import aligned
-from sparkinfer.backend.compiled import job
+from sparkinfer.backend.compiled import Kernel, job
 from sparkinfer.backend.cpu import CpuRecorder, CpuTape, Job
-from sparkinfer.backend.simd import I64, _make, call_job, call_llvm, load_i64, store_i64
+from sparkinfer.backend.instructions import WORD, instruction
+from sparkinfer.backend.simd import I64, call_job, call_llvm, load_i64, store_i64
 from sparkinfer.dflash.draft import load_draft
 from sparkinfer.models import Target, load_target
 from sparkinfer.state import Sequence
@@ -35,7 +35,7 @@ WORDS = list(range(1000, 1016))  # a window's tokens
 Run = Callable[[], None]
 
 
-@_make(types.int64)
+@instruction(WORD)
 def cycles(builder):
     """The processor's counter."""
     return call_llvm(builder, "llvm.readcyclecounter", I64, [])
@@ -172,9 +172,19 @@ def counts_a_microsecond() -> float:
     return (cycles_now() - at) / (time.perf_counter() - start) / 1e6
 
 
-@numba.njit
+def _write_cycles(target: int) -> None:
+    store_i64(target, cycles())
+
+
+@functools.cache
+def _counter() -> Callable[[int], None]:
+    return Kernel(_write_cycles, 1).native(1)
+
+
 def cycles_now() -> int:
-    return cycles()
+    now = np.empty(1, np.int64)
+    _counter()(now.ctypes.data)
+    return int(now[0])
 
 
 def show(title: str, clock: Clock, threads: int, passes: int, rate: float, run: Run) -> None:

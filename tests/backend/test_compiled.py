@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import sparkinfer
+from sparkinfer.backend.simd import store_i64
 from sparkinfer.errors import OptionError
 
 PACKAGE = Path(sparkinfer.__file__).parent
@@ -168,3 +170,81 @@ def test_the_vnni_form_compiles_for_a_cpu_that_has_it():
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [(name, int(n), zmm) for name, _, n, zmm in rows if int(n) < 8] == []
     assert [int(n) >= 8 * int(count) and zmm == "True" for _, count, n, zmm in rows] == [True] * 6
+
+
+SEVERAL = """
+import sys
+from pathlib import Path
+from sparkinfer.backend import workers
+from sparkinfer.backend.compiled import cache_folder, compile_all, set_cache_root
+from sparkinfer.backend.executor import STOP_ALL
+from sparkinfer.dflash import drift
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+workers.allowed_cores = lambda: 2
+exec(sys.argv[2].removeprefix("auto"))
+set_cache_root(Path(sys.argv[1]))
+wanted = [STOP_ALL, drift.KERNEL, tile_kernel("F32", 1, "portable", 16)]
+seen = []
+compile_all([*wanted, wanted[0]], lambda done, total: seen.append((done, total)))
+assert seen == [(1, 3), (2, 3), (3, 3)], seen
+assert all(kernel.address for kernel in wanted)
+print("numba" in sys.modules, file=sys.stderr)
+print(cache_folder())
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "alone"),
+    [
+        ("auto", False),
+        ("workers.sys.executable = 'no such program'", True),
+        ("workers._PROGRAM = 'raise SystemExit'", True),
+        ("workers._PROGRAM = 'import time; input(); print(\"failed\"); time.sleep(9)'", True),
+        ("workers.allowed_cores = lambda: 1", True),
+    ],
+)
+def test_several_are_compiled_by_other_processes_or_here(tmp_path, change, alone):
+    """Whatever becomes of the other processes, all kernels are there; `alone`: this one had to compile them."""
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL, str(tmp_path), change],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == str(alone)
+    assert len(files(Path(done.stdout.strip()))) == 3
+
+
+def test_origins_lead_back_to_their_kernels():
+    from sparkinfer.backend.compiled import kernel_of
+    from sparkinfer.backend.executor import KERNELS
+    from sparkinfer.dflash import acceptance
+    from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+    from sparkinfer.kernels.rope.cpu_impl import rope_jobs
+
+    tiles = tile_kernel("Q4_0", 3, "avx2", 8), tile_kernel("Q4_0", 3, "avx2", 8, reuse=True)
+    for kernel in (*KERNELS, acceptance.KERNEL, *tiles, *rope_jobs("f16")):
+        assert kernel_of(kernel.origin) is kernel
+    assert len({kernel.key for kernel in (*KERNELS, *tiles, *rope_jobs("f16"))}) == 9
+
+
+def test_a_function_of_a_function_is_not_kept(tmp_path, monkeypatch):
+    """Nobody could tell its code from that of another one of the same name."""
+    from sparkinfer.backend import compiled
+
+    def made(value: int) -> compiled.Kernel:
+        def write(target):
+            store_i64(target, value)
+
+        return compiled.Kernel(write, 1)
+
+    monkeypatch.setattr(compiled, "_root", tmp_path)
+    compiled.cache_folder.cache_clear()
+    try:
+        found = np.zeros(2, np.int64)
+        for place, value in enumerate((7, 8)):
+            made(value).native(1)(found.ctypes.data + 8 * place)
+        assert found.tolist() == [7, 8]
+        assert not list(tmp_path.rglob("*.o"))
+    finally:
+        compiled.cache_folder.cache_clear()

@@ -9,7 +9,9 @@ import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from copy import deepcopy
 from importlib import import_module
 from importlib.metadata import version
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkinfer.backend import workers
 from sparkinfer.backend.instructions import inner as inner
 from sparkinfer.backend.objects import cpu, load
 from sparkinfer.backend.sources import hash_sources
@@ -31,6 +34,7 @@ from sparkinfer.errors import OptionError
 Origin = tuple[str, str, tuple[Any, ...], int]
 
 _strangers = count()
+_SEVERAL = 3  # kernels that are worth the start of other processes
 _KEEP = 6  # cache folders of other versions kept beside the current one
 _root: Path | None = None
 
@@ -80,6 +84,9 @@ class Kernel:
         self.origin: Origin | None = None
         if self.name.isidentifier() and function.__module__.startswith("sparkinfer."):
             self.origin = (function.__module__, self.name, (), 0)
+        self._lock = threading.Lock()
+        self.coming: Future[bool] | None = None
+        self._address = 0
 
     @functools.cached_property
     def key(self) -> str:
@@ -90,10 +97,29 @@ class Kernel:
         words = [module.removeprefix("sparkinfer."), name, *map(str, given), str(place)]
         return "-".join(words)
 
-    @functools.cached_property
+    @property
     def address(self) -> int:
         """Address of the machine code; compiles or loads it. The call from Python runs without the GIL."""
-        return load(self.code() or self.compile(), self.key)
+        if not self._address:
+            with self._lock:
+                self._address = self._address or load(self._found(), self.key)
+        return self._address
+
+    @property
+    def there(self) -> bool:
+        """Whether its code need not be compiled any more."""
+        path = self._file()
+        return bool(self._address) or (path is not None and path.exists())
+
+    def _found(self) -> bytes:
+        """Its object code, from wherever it is had first."""
+        code = self.code()
+        if code is None and workers.running():
+            ahead((self,))
+        if code is None and self.coming is not None:
+            self.coming.result()
+            code = self.code()
+        return code or self.compile()
 
     def code(self) -> bytes | None:
         """Its object code, where that is kept already."""
@@ -124,6 +150,36 @@ class Kernel:
     def _file(self) -> Path | None:
         folder = cache_folder() if self.origin is not None else None
         return None if folder is None else folder / f"{self.key}.o"
+
+
+def compile_all(
+    kernels: Iterable[Kernel], progress: Callable[[int, int], None] | None = None
+) -> None:
+    """Compile what is missing, several side by side; `progress(done, total)` after each."""
+    missing = [kernel for kernel in dict.fromkeys(kernels) if not kernel.there]
+    if len(missing) >= _SEVERAL:
+        ahead(missing)
+    for done, kernel in enumerate(missing, 1):
+        _ = kernel.address
+        if progress:
+            progress(done, len(missing))
+
+
+def ahead(kernels: Iterable[Kernel]) -> None:
+    """Have them compiled by other processes, if they are not there or on their way; `address` waits for each.
+
+    Those of a file share much of what they call, and go to one process.
+    """
+    groups: dict[Any, list[Kernel]] = {}
+    for kernel in kernels:
+        if kernel.coming is None and kernel.origin is not None and not kernel.there:
+            module, _, given, _ = kernel.origin
+            groups.setdefault((module, given), []).append(kernel)
+    for group in groups.values():
+        if _root is not None:
+            results = workers.submit([kernel.origin for kernel in group], _root)
+            for kernel, result in zip(group, results, strict=False):
+                kernel.coming = result
 
 
 def job(function: Callable[[int, int, int], None]) -> Kernel:

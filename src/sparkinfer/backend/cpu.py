@@ -21,13 +21,16 @@ from sparkinfer.backend.base import (
     Mailbox,
     aligned,
 )
-from sparkinfer.backend.compiled import Kernel, source_hash
+from sparkinfer.backend.compiled import Kernel, ahead, compile_all, source_hash
 from sparkinfer.backend.isa import Isa
 from sparkinfer.machine import available_memory
 
 GROUP = 8  # rows that share a decoded weight block
 Q8_RECORD = 48  # bytes per row and block of 32 in a quantised activation
 PROLOGUE_ROWS = 16  # up to here cheap ops run in each thread instead of as a phase of their own
+
+
+Word = int | Kernel  # of a kernel the address, which is known when its tape is linked
 
 
 @dataclass(frozen=True)
@@ -38,23 +41,32 @@ class Job:
     """
 
     kernel: Kernel
-    args: tuple[int, ...]
+    args: tuple[Word, ...]
     chunks: int
     count: int = 0
 
 
 class CpuTape:
-    """A finished recording. Holds every array its jobs point to."""
+    """A finished recording. Holds every array its jobs point to.
+
+    Kernels are compiled, and their addresses written into it, when it is linked: before it first runs, or with others
+    by `CpuBackend.prepare`.
+    """
 
     def __init__(
-        self, backend: "CpuBackend", phases: list[tuple[list[Job], list[Job]]], keep: list[Any]
+        self,
+        backend: "CpuBackend",
+        phases: list[tuple[list[Job], list[Job]]],
+        keep: list[Any],
+        places: "Places",
     ) -> None:
         self._backend = backend
         self._keep: list[Any] = keep
+        self._places = places
         rows = np.zeros((max(1, len(phases)), executor.PHASE_WORDS), np.int64)
         for index, (jobs, prologue) in enumerate(phases):
-            job_rows = [(j.kernel.address, self._pack(j.args), j.chunks, j.count) for j in jobs]
-            prologue_rows = [(j.kernel.address, self._pack(j.args)) for j in prologue]
+            job_rows = [(j.kernel, self._pack(j.args), j.chunks, j.count) for j in jobs]
+            prologue_rows = [(j.kernel, self._pack(j.args)) for j in prologue]
             rows[index] = (
                 len(jobs),
                 self._table(job_rows),
@@ -69,20 +81,49 @@ class CpuTape:
             self._keep
         )  # a late thread may still read a tape nobody replays any more
 
-    def _pack(self, values: Iterable[int]) -> int:
-        array = np.array([*values, 0], np.int64)
+    def _pack(self, values: Iterable[Word]) -> int:
+        array = packed([*values, 0], self._places)
         self._keep.append(array)
         return int(array.ctypes.data)
 
-    def _table(self, rows: Sequence[tuple[int, ...]]) -> int:
+    def _table(self, rows: Sequence[tuple[Word, ...]]) -> int:
         return self._pack(value for row in rows for value in row)
 
+    @property
+    def kernels(self) -> Iterator[Kernel]:
+        """Those whose addresses are not written yet."""
+        return (kernel for _, _, kernel in self._places)
+
+    def link(self) -> None:
+        """Write the addresses of its kernels, compiled where they are not yet."""
+        compile_all(self.kernels)
+        for array, place, kernel in self._places:
+            array[place] = kernel.address
+        self._places = []
+
     def replay(self) -> None:
+        if self._places:
+            self.link()
         self._backend.run(self._head)
 
     def start(self) -> None:
         """Replay with the other threads; `CpuBackend.wait`, or another run, helps them to the end."""
+        if self._places:
+            self.link()
         self._backend.start(self._head)
+
+
+Places = list[tuple[NDArray[np.int64], int, Kernel]]  # where addresses are to be written
+
+
+def packed(values: Sequence[Word], places: Places) -> NDArray[np.int64]:
+    """The values as an array; `places` gets those of kernels."""
+    try:
+        return np.array(values, np.int64)
+    except TypeError:
+        array = np.array([0 if isinstance(v, Kernel) else v for v in values], np.int64)
+        places += [(array, i, value) for i, value in enumerate(values) if isinstance(value, Kernel)]
+        return array
 
 
 @dataclass
@@ -96,6 +137,7 @@ class CpuRecorder:
     phases: list[tuple[list[Job], list[Job]]] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     _pending: list[Job] = field(default_factory=list)
+    _places: Places = field(default_factory=list)
     _together: list[Job] | None = None
 
     def phase(self, jobs: list[Job]) -> None:
@@ -151,6 +193,14 @@ class CpuRecorder:
         self.keep.append(array)
         return int(array.ctypes.data)
 
+    def words(self, values: Sequence[Word]) -> int:
+        """Keep numbers and addresses of kernels with the tape; returns where they are."""
+        return self.pin(packed(values, self._places))
+
+    def also(self, kernel: Kernel) -> None:
+        """Have a kernel compiled with those of the tape: the host calls it after a run."""
+        self._places.append((np.zeros(1, np.int64), 0, kernel))
+
     def receive(self, buffer: Buffer, rows: int | None = None, columns: int | None = None) -> None:
         """Nothing: the host wrote it there."""
 
@@ -159,7 +209,7 @@ class CpuRecorder:
 
     def finish(self) -> CpuTape:
         assert not self._pending, "a prologue without a phase"
-        return CpuTape(self.owner, self.phases, self.keep)
+        return CpuTape(self.owner, self.phases, self.keep, self._places)
 
 
 def _end(
@@ -169,6 +219,10 @@ def _end(
     stop(int(control.ctypes.data))
     for worker in workers:
         worker.join()
+
+
+def _nothing() -> None:
+    pass
 
 
 class CpuBackend(HostMemory):
@@ -189,22 +243,30 @@ class CpuBackend(HostMemory):
         self._control = aligned(8 * executor.CONTROL_WORDS)
         self._control.view(np.int64)[executor.THREADS // 8] = threads
         self._address = int(self._control.ctypes.data)
-        self._run: Callable[..., None] = executor.RUN.native(2)
-        self._start: Callable[..., None] = executor.START.native(2)
-        self._join: Callable[..., None] = executor.JOIN.native(2)
+        self._run: Callable[..., None] | None = None
         self._started = 0  # tape that was started and not waited for
         self._lock = threading.Lock()
-        self._workers = [
+        self._workers: list[threading.Thread] = []
+        self._stop: Callable[[], Any] = _nothing
+        ahead(executor.KERNELS)
+
+    def _begin(self) -> None:
+        """Start the threads, before the first run. Holds the lock."""
+        compile_all(executor.KERNELS)
+        self._start = executor.START.native(2)
+        self._join = executor.JOIN.native(2)
+        self._workers += [
             threading.Thread(
                 target=executor.WORK.native(2), args=(self._address, index), daemon=True
             )
-            for index in range(1, threads)
+            for index in range(1, self.threads)
         ]
         for worker in self._workers:
             worker.start()
         # Also when nobody closes: a thread must never wait in memory that is gone.
         stop = executor.STOP_ALL.native(1)
         self._stop = weakref.finalize(self, _end, stop, self._control, self.keep, self._workers)
+        self._run = executor.RUN.native(2)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -222,8 +284,10 @@ class CpuBackend(HostMemory):
 
     def run(self, head: int) -> None:
         with self._lock:
+            if self._run is None:
+                self._begin()
             self._finish()
-            self._run(self._address, head)
+            self._run(self._address, head)  # type: ignore[misc]
 
     def start(self, head: int) -> None:
         """Run without waiting, where there are threads beside the caller's."""
@@ -231,6 +295,8 @@ class CpuBackend(HostMemory):
             self.run(head)
             return
         with self._lock:
+            if self._run is None:
+                self._begin()
             self._finish()
             self._started = head
             self._start(self._address, head)
@@ -262,7 +328,11 @@ class CpuBackend(HostMemory):
     def prepare(
         self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Nothing: kernels are compiled when they are recorded."""
+        """Compile what the tapes need, side by side, and link them; `progress(done, total)` by kernels."""
+        kernels = [kernel for tape in tapes for kernel in tape.kernels]
+        compile_all([*executor.KERNELS, *kernels], progress)
+        for tape in tapes:
+            tape.link()
 
     def wait(self) -> None:
         """A replay returns when it is done: only what was started is waited for."""

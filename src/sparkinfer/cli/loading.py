@@ -78,7 +78,7 @@ def announce_compiling(options: Options) -> None:
         reason = f"cannot use the cache folder {root}: {error.strerror}"
         raise DeviceError(f"{reason}; --cache-dir names another") from error
     if first and options.text("progress") != "off":
-        status("first run: compiling for this CPU ...")
+        status("first run: compiling for this CPU, once, which takes some seconds ...")
 
 
 @contextmanager

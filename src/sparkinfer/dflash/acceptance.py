@@ -170,6 +170,9 @@ def _learn(
     return 0.0
 
 
+KERNEL = _learn.kernel
+
+
 @dataclass
 class Acceptance:
     """Conditional acceptance per slot: slot 0 is the first token after the anchor."""

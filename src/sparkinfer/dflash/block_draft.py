@@ -191,17 +191,13 @@ class BlockDraft:
         """Record (and compile) every tape: in a first start that takes seconds, which no request should wait for."""
         counts = [*range(1, MAX_WIDTH + 1), self._backend.chunk]
         depths = range(1, self.max_depth + 1)
-        total, tapes = len(counts) + len(depths), []
+        tapes = []
         for rows in counts:
             tapes.append(self.tapes.context(rows))
             if self.tapes.tapped is not None:
                 tapes.append(self.tapes.context(rows, tapped=True))
-            if progress and self._backend.on_host:
-                progress("compile", len(tapes), total)
         for depth in depths:
             tapes.append(self.tapes.block(self._block_rows(depth), self._first, depth))
-            if progress and self._backend.on_host:
-                progress("compile", len(tapes), total)
         if self._occurring is not None and isinstance(self._occurring.change, Exchanged):
             tapes.append(self._occurring.change.tape)
         self._backend.prepare(

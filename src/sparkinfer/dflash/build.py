@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkinfer.backend.compiled import ahead, compile_all, set_cache_root
+from sparkinfer.dflash import acceptance, drift
 from sparkinfer.dflash.base import Draft
 from sparkinfer.dflash.calibrate import measured_costs
 from sparkinfer.dflash.draft import load_draft
@@ -43,9 +45,14 @@ def build_decoder(
         rows=options.boolean("dflash_rows"),
         compact=options.integer("dflash_compact_verify") or 0,
     )
+    if not target.backend.on_host:
+        set_cache_root(options.path("cache_dir"))
+    planning = (acceptance.KERNEL, drift.KERNEL)
+    ahead(planning)
     if target.backend.on_host:  # a first start compiles for seconds: no request should wait for it
         most = min(paths.max_width, draft.max_depth + 1)
         target.warm_up([width for width in range(2, most + 1) if paths.together(width)], progress)
+    compile_all(planning)  # before anything is measured
     costs = measured_costs(target, draft, paths, options.path("cache_dir"), progress)
     prior = getattr(draft, "prior", None)
     policy = make_policy(options, costs, draft.max_depth, paths.max_width, prior)

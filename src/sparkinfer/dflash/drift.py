@@ -59,6 +59,9 @@ def _observe(
     return _NOISE[0] if noise < _NOISE[0] else _NOISE[2] if noise > _NOISE[2] else noise
 
 
+KERNEL = _observe.kernel
+
+
 class Drift:
     """Factors on measured costs by kind of step."""
 

@@ -249,13 +249,11 @@ class Target:
     def warm_up(self, widths: Ids[int], progress: LoadProgress | None = None) -> None:
         """Record (and compile) the tapes of these widths ahead of use; `progress("compile", done, total)`."""
         tapes = []
-        for done, width in enumerate(widths, 1):
+        for width in widths:
             rows: Rows = "all" if 1 < width <= MAX_WIDTH else "last"
             tapes.append(self._tape(width, rows))
             if self._screening is not None and width <= MOST_ROWS:
                 tapes.append(self._tape(width, rows, screened=True))
-            if progress and self.backend.on_host:
-                progress("compile", done, len(widths))
         if any(self.config.recurrent):
             tapes.append(self._commit_tape())
         self.backend.prepare(

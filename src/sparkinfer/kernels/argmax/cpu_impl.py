@@ -89,12 +89,13 @@ def merge_job(args: int, chunk: int, thread: int) -> None:
 
 
 def record(recorder: CpuRecorder, logits: Buffer, out: Buffer, n_vocab: int) -> None:
+    recorder.also(_KERNEL)
     rows, product = recorder.rows, recorder.take_phase(linear_job, 6, logits.address)
     if product is None:
         units, chunks, wide, address = -(-n_vocab // 16), _CHUNKS, 16, 0
     else:
         units, chunks, wide = product.args[8], product.chunks, product.args[14]
-        address = recorder.pin(np.array(product.args, np.int64))
+        address = recorder.words(product.args)
     parts = recorder.pin(np.zeros(rows * chunks * _PART // 8, np.int64))
     args = (address, logits.address, logits.stride, rows, n_vocab, parts, units, chunks, wide)
     recorder.phase([Job(piece_job, args, chunks)])

@@ -24,11 +24,9 @@ def _weight_args(recorder: CpuRecorder, weight: PackedWeight) -> tuple[int, ...]
     """Address, bytes of an expert, bytes of a tile, lanes, and a table of the kernels for 0..8 rows."""
     most = min(GROUP, recorder.rows)
     isa = recorder.owner.isa.name
-    kernels = [
-        tile_kernel(weight.format_name, n, isa, weight.lanes).address for n in range(1, most + 1)
-    ]
-    table = np.array([0, *kernels, *[0] * (GROUP - most)], np.int64)
-    return weight.address, weight.expert_bytes, weight.tile_bytes, weight.lanes, recorder.pin(table)
+    kernels = [tile_kernel(weight.format_name, n, isa, weight.lanes) for n in range(1, most + 1)]
+    table = recorder.words([0, *kernels, *[0] * (GROUP - most)])
+    return weight.address, weight.expert_bytes, weight.tile_bytes, weight.lanes, table
 
 
 def _routing_args(recorder: CpuRecorder, routing: Routing) -> tuple[int, ...]:

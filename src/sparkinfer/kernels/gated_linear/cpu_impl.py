@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import CpuBackend, CpuRecorder, Job
+from sparkinfer.backend.cpu import CpuBackend, CpuRecorder, Job, Word
 from sparkinfer.backend.simd import exp, load, load_i64, splat, store
 from sparkinfer.kernels.cpu_activation import activation_args, write_q8
 from sparkinfer.kernels.linear.cpu_impl import chunks_of, input_args, run_tiles, tile_functions
@@ -69,7 +69,7 @@ def gated_job(args: int, chunk: int, thread: int) -> None:
         )
 
 
-def _weight_args(weight: PackedWeight, rows: int, isa: str, outputs: int) -> tuple[int, ...]:
+def _weight_args(weight: PackedWeight, rows: int, isa: str, outputs: int) -> tuple[Word, ...]:
     """What `side` reads: a block has `outputs` outputs."""
     full, rest = tile_functions(weight, rows, isa)
     tiles = outputs // weight.lanes
@@ -78,7 +78,7 @@ def _weight_args(weight: PackedWeight, rows: int, isa: str, outputs: int) -> tup
 
 def _both_args(
     gate: PackedWeight, up: PackedWeight, rows: int, isa: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
     """`side`'s arguments for gate and up; for a pair packed in turn one takes both, and the other is nothing."""
     if not gate.joined:
         return _weight_args(gate, rows, isa, BLOCK), _weight_args(up, rows, isa, BLOCK)

@@ -7,7 +7,7 @@ import numpy as np
 
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import CpuRecorder, Job
+from sparkinfer.backend.cpu import CpuRecorder, Job, Word
 from sparkinfer.backend.simd import (
     call_tiles,
     exp,
@@ -121,7 +121,7 @@ def link_job(args: int, chunk: int, thread: int) -> None:
         quantise_row(load_i64(args + 72) + thread * load_i64(args + 80), width >> 5, 1, 0, target)
 
 
-def _product_args(recorder: CpuRecorder, links: Links | None) -> tuple[int, ...]:
+def _product_args(recorder: CpuRecorder, links: Links | None) -> tuple[Word, ...]:
     """Weight, tile bytes, input, its distance by thread, blocks, kernel (0: none), lanes, tiles."""
     if links is None:
         return (0,) * 8
@@ -130,7 +130,7 @@ def _product_args(recorder: CpuRecorder, links: Links | None) -> tuple[int, ...]
     source = links.x.q8 if after.quantised else links.x.f32
     assert source is not None and links.x.private, links.x
     isa = recorder.owner.isa.name
-    kernel = tile_kernel(after.format_name, 1, isa, after.lanes, reuse=True).address
+    kernel = tile_kernel(after.format_name, 1, isa, after.lanes, reuse=True)
     return (
         after.address, after.tile_bytes, source.address, source.thread_stride, after.blocks, kernel, after.lanes,
         after.tiles,

@@ -5,7 +5,7 @@ from typing import Any
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuBackend, CpuRecorder, Job
+from sparkinfer.backend.cpu import GROUP, Q8_RECORD, CpuBackend, CpuRecorder, Job, Word
 from sparkinfer.backend.simd import call_tiles, load_i64
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
 from sparkinfer.kernels.linear.weights import PackedWeight, pack_weight
@@ -17,15 +17,13 @@ _MAX_CHUNKS, _MAX_CHUNKS_BESIDE = 256, 1024  # of a product alone in its phase, 
 _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
 
 
-def tile_functions(weight: PackedWeight, rows: int, isa: str) -> tuple[int, int]:
-    """Addresses of the kernels for full groups of 8 rows and for the remaining rows (0 where not needed)."""
-    full = tile_kernel(weight.format_name, GROUP, isa, weight.lanes).address if rows >= GROUP else 0
-    rest = (
-        tile_kernel(weight.format_name, rows % GROUP, isa, weight.lanes).address
-        if rows % GROUP
-        else 0
+def tile_functions(weight: PackedWeight, rows: int, isa: str) -> tuple[Word, Word]:
+    """The kernels for full groups of 8 rows and for the remaining rows (0 where not needed)."""
+    name, lanes, rest = weight.format_name, weight.lanes, rows % GROUP
+    return (
+        tile_kernel(name, GROUP, isa, lanes) if rows >= GROUP else 0,
+        tile_kernel(name, rest, isa, lanes) if rest else 0,
     )
-    return full, rest
 
 
 def input_args(x: Activation, weight: PackedWeight) -> tuple[int, int, int]:

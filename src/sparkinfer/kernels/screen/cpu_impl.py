@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.compiled import inner, job
-from sparkinfer.backend.cpu import GROUP, CpuBackend, CpuRecorder, Job
+from sparkinfer.backend.cpu import GROUP, CpuBackend, CpuRecorder, Job, Word
 from sparkinfer.backend.simd import (
     fma,
     keep_below,
@@ -297,8 +297,8 @@ class _Memory:
     def fixed(self, array: NDArray[Any]) -> int:
         return self._recorder.pin(array)
 
-    def words(self, values: tuple[int, ...]) -> int:
-        return self._recorder.pin(np.array(values, np.int64))
+    def words(self, values: tuple[Word, ...]) -> int:
+        return self._recorder.words(values)
 
 
 def record(
@@ -325,9 +325,7 @@ def record(
     )  # fmt: skip
     units = -(-n_vocab // 16)
     chunks = max(1, min(units, _MOST_CHUNKS, coarse.tiles.nbytes // _CHUNK_BYTES))
-    full, rest = (
-        coarse_kernel(n, isa, lanes).address if n else 0 for n in (rows >> 3 and 8, rows & 7)
-    )
+    full, rest = (coarse_kernel(n, isa, lanes) if n else 0 for n in (rows >> 3 and 8, rows & 7))
     parts, kept = memory.shared(rows * chunks * _PART // 8), memory.shared(rows)
     recorder.prologue(Job(prepare_job, prepare, 1))
     first = (
