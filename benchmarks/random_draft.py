@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ class Shape:
     vocabulary: int = 248320
     base: float = 1e7
     block: int = 16
+    rank: int = 0  # of a Markov head
+    known: int = 0  # tokens of a vocabulary of its own, of which `active` always have a row
+    active: int = 0
 
 
 SHAPES = {
@@ -39,6 +42,9 @@ SHAPES = {
     ),
     "qwen3.5-9b": Shape(4096, 12288, (0,) * 5, 32, 8, 128, (1, 8, 15, 22, 29), 32, 248070),
 }
+SHAPES["qwen3.6-35b-a3b-markov"] = replace(  # as `sparkinfer train` writes them
+    SHAPES["qwen3.6-35b-a3b"], rank=64, known=32768, active=16384
+)
 
 
 def config(shape: Shape) -> dict[str, Any]:
@@ -63,6 +69,7 @@ def config(shape: Shape) -> dict[str, Any]:
             "mask_token_id": shape.mask,
             "target_layer_ids": list(shape.taps),
             "block_size": shape.block,
+            **({"draft_active_size": shape.active} if shape.active else {}),
         },
     }
 
@@ -99,6 +106,11 @@ def tensors(shape: Shape, seed: int = 0) -> dict[str, np.ndarray]:
             f"{prefix}mlp.up_proj.weight": matrix(shape.wide, h),
             f"{prefix}mlp.down_proj.weight": matrix(h, shape.wide),
         }
+    if shape.rank:
+        found["markov_head.markov_w1.weight"] = matrix(shape.vocabulary, shape.rank)
+        found["markov_head.markov_w2.weight"] = matrix(shape.known or shape.vocabulary, shape.rank)
+    if shape.known:
+        found["draft_ids"] = rng.permutation(shape.vocabulary)[: shape.known].astype(np.int32)
     return found
 
 
