@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from sides.client import Client, IdleWatch, hogs, once
+from sides.intervals import shown, speedup_interval
 from sides.load import ForeignLoad
 from sides.probe import ReadProbe, machine
 from sides.report import add_costs, spread, summarise, table
@@ -299,7 +300,9 @@ def by_domain(
     script: object,
     steps: dict[str, float],
 ) -> dict[str, dict[str, Any]]:
-    """Tokens a second over all prompts of a domain, and same-round ratios: drafting to our and to the peer's plain."""
+    """Tokens a second over all prompts of a domain, and same-round ratios with their intervals: drafting to our and to
+    the peer's plain.
+    """
     everything = {number: count for some in counts.values() for number, count in some.items()}
     found: dict[str, dict[str, Any]] = {}
     for domain, some in {"all": everything, **counts}.items():
@@ -308,12 +311,13 @@ def by_domain(
             "plain": (OURS, "plain{}_tok_s"),
             "peer": (PEER, f"speculate{{}}_{script}_tok_s"),
         }
-        rates = {
-            kind: [
-                sum(some.values()) / sum(n / turn[side][name.format(p)] for p, n in some.items())
-                for turn in rounds
-            ]
+        seconds = {
+            kind: [[n / turn[side][name.format(p)] for p, n in some.items()] for turn in rounds]
             for kind, (side, name) in kinds.items()
+        }
+        rates = {
+            kind: [sum(some.values()) / sum(turn) for turn in turns]
+            for kind, turns in seconds.items()
         }
         made = sum((n - 1) / steps[kinds["draft"][1].format(p)] for p, n in some.items() if n > 1)
         found[domain] = {
@@ -322,9 +326,10 @@ def by_domain(
             "tokens_a_step": sum(n - 1 for n in some.values()) / max(made, 1),
             **{f"{kind}_tok_s": spread(values) for kind, values in rates.items()},
             **{
-                f"draft/{kind}": spread(
-                    [a / b for a, b in zip(rates["draft"], rates[kind], strict=True)]
-                )
+                f"draft/{kind}": {
+                    **spread([a / b for a, b in zip(rates["draft"], rates[kind], strict=True)]),
+                    **speedup_interval(seconds["draft"], seconds[kind]),
+                }
                 for kind in ("plain", "peer")
             },
         }
@@ -332,7 +337,7 @@ def by_domain(
 
 
 def domain_table(domains: dict[str, dict[str, Any]]) -> str:
-    """One domain a line: medians over rounds."""
+    """One domain a line: medians over rounds, and ratios with intervals over prompts and rounds."""
     head = (
         "domain",
         "prompts",
@@ -347,15 +352,22 @@ def domain_table(domains: dict[str, dict[str, Any]]) -> str:
     rows = [head]
     for name, row in domains.items():
         rates = [f"{row[f'{kind}_tok_s']['median']:.0f}" for kind in ("draft", "plain", "peer")]
-        ratios = [f"{row[f'draft/{kind}']['median']:.2f}" for kind in ("plain", "peer")]
+        ratios = [shown(row[f"draft/{kind}"]) for kind in ("plain", "peer")]
         counts = (str(row["prompts"]), str(row["tokens"]), f"{row['tokens_a_step']:.2f}")
         rows.append((name, *counts, *rates, *ratios))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
-        "".join(
-            cell.ljust(12) if i == 0 else cell.rjust(len(head[i]) + 2) for i, cell in enumerate(row)
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     ]
+    for kind, name in (("plain", "plain"), ("peer", "llama.cpp")):
+        turns = ", ".join(f"{ratio:.2f}" for ratio in domains["all"][f"draft/{kind}"]["rounds"])
+        lines.append(f"draft/{name} of each round: {turns}")
+    if len(domains["all"]["draft/plain"]["rounds"]) == 1:
+        lines.append("one round tells nothing of the next: intervals are over prompts alone")
     return "\n".join(lines)
 
 
