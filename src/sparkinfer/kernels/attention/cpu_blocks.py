@@ -48,9 +48,8 @@ from sparkinfer.kernels.attention import SPLIT
 
 ISAS = ("vnni512", "avx2", "portable")
 _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
-_NEGATIVE_ZERO = np.float32(
-    -0.0
-)  # what a sum of zero has to be multiplied with to leave the other one as it is
+# What a sum of zero is to be multiplied with so that the product leaves any other number as it is.
+_NEGATIVE_ZERO = np.float32(-0.0)
 _TOP = np.float32(32767.0)
 _LEAST = np.float32(1e-33)  # 32767 over less than this is infinite
 _ROUNDED = 12582912.0  # added to a number below 2^22, the low bits are the nearest integer
@@ -76,17 +75,18 @@ class _Pairs:
         pair = splat_value(self.b, load_value(self.b, address, I32, 4), self.lanes)
         return self.b.bitcast(pair, vector(I16, 2 * self.lanes))
 
-    def dot(self, codes: ir.Value, factor: ir.Value) -> ir.Value:
-        """The sum of both products of each lane."""
+    def dot(self, total: ir.Value, codes: ir.Value, factor: ir.Value) -> ir.Value:
+        """`total` and the sum of both products of each lane."""
         b, kind = self.b, vector(I32, self.lanes)
-        if self.isa != "portable":
-            name = "llvm.x86.avx2.pmadd.wd" if self.lanes == 8 else "llvm.x86.avx512.pmaddw.d.512"
-            return call_llvm(b, name, kind, [codes, factor])
+        if self.isa == "avx2":
+            return b.add(total, call_llvm(b, "llvm.x86.avx2.pmadd.wd", kind, [codes, factor]))
+        codes, factor = b.bitcast(codes, kind), b.bitcast(factor, kind)
+        if self.isa == "vnni512":
+            return call_llvm(b, "llvm.x86.avx512.vpdpwssd.512", kind, [total, codes, factor])
         half = constant_vector(I32, self.lanes, 16)
-        products = []
         for move in (lambda x: b.ashr(b.shl(x, half), half), lambda x: b.ashr(x, half)):
-            products.append(b.mul(move(b.bitcast(codes, kind)), move(b.bitcast(factor, kind))))
-        return b.add(*products)
+            total = b.add(total, b.mul(move(codes), move(factor)))
+        return total
 
     def chains(self, count: int, zero: ir.Constant) -> list[ir.Value]:
         found = [variable(self.b, zero.type) for _ in range(count)]
@@ -144,7 +144,7 @@ def _score_blocks(
             factor = pairs.factor(_moved(b, source, i, row_bytes))
             for part in range(pairs.parts):
                 chain = sums[i * pairs.parts + part]
-                b.store(b.add(b.load(chain), pairs.dot(codes[part], factor)), chain)
+                b.store(pairs.dot(b.load(chain), codes[part], factor), chain)
 
     with loop_over(b, b.lshr(size, ir.Constant(I64, 5))) as block:
         pairs.clear(sums, pairs.integers())
@@ -194,7 +194,7 @@ def _value_blocks(
             factor = pairs.factor(_moved(b, b.add(weights, ir.Constant(I64, i * WEIGHTS)), pair, 4))
             for part in range(parts):
                 chain = sums[i * parts + part]
-                b.store(b.add(b.load(chain), pairs.dot(values[part], factor)), chain)
+                b.store(pairs.dot(b.load(chain), values[part], factor), chain)
 
     with loop_over(b, ir.Constant(I64, 8)) as index:
         for odd in range(2):
