@@ -1,5 +1,7 @@
 """Planes of a q8_0 cache as the GPU kernels keep them, by torch, from the description in kernels/triton_cache.py."""
 
+from typing import Any
+
 import torch
 
 BLOCK = 32
@@ -59,3 +61,9 @@ def parts(plane: torch.Tensor, size: int, *, values: bool) -> tuple[torch.Tensor
     units = codes.unflatten(-1, (count // 32, -1))[..., where]
     heads = scales.unflatten(-1, (count // 32, -1))[..., where_scale]
     return units.flatten(-3, -2), heads.flatten(-3, -2)
+
+
+def unplaced(plane: Any, size: int, values: bool) -> tuple[Any, Any]:
+    """`parts` of numpy's bytes, as numpy has them."""
+    codes, scales = parts(torch.from_numpy(plane), size, values=values)
+    return codes.numpy(), scales.numpy()

@@ -267,7 +267,7 @@ class CudaBackend:
     chunk = 4096
     on_host = False
     asynchronous = True
-    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16")
+    cache_formats: tuple[CacheFormat, ...] = ("f32", "f16", "q8_0")
 
     def __init__(self, device: str = "cuda", *, graphs: bool = True) -> None:
         """`graphs` False: every launch by itself.

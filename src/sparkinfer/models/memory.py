@@ -65,9 +65,12 @@ def plan_memory(
     if recurrent is not None:
         state = recurrent.state_bytes * (1 + MARKS) + recurrent.record_bytes
     logits = min(LOGIT_ROWS, backend.chunk) * config.n_vocab
+    turned = 0
+    if shape.kv.format == "q8_0" and not backend.on_host:  # prompts read a layer as float16
+        turned = 2 * context * config.kv_heads * config.head_size * 2
     return MemoryPlan(
         weights=int(weights * _REPACKED) + more,
-        cache=shape.kv.n_bytes(context) + context * config.rotated * _FLOAT,
+        cache=shape.kv.n_bytes(context) + turned + context * config.rotated * _FLOAT,
         state=state,
         buffers=_FLOAT * (backend.chunk * _row_values(config) + logits),
         graphs=0 if backend.on_host else _GRAPHS,

@@ -29,6 +29,8 @@ from sparkinfer.kernels.triton_mixers import (
 )
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
+UNIT = tl.constexpr(64)  # positions
+
 
 @triton.jit
 def _pairs(words, scale):
@@ -59,7 +61,7 @@ def _slow(words, scale, SHIFT: tl.constexpr, HIGH: tl.constexpr):
 
 
 @triton.jit
-def halves(words, scale):
+def _halves(words, scale):
     """float16 [.., 2, 2] of words [..]: byte 2 i + j at [i, j], times half j of `scale` (broadcast to [..])."""
     if INTERPRETED:
         even = tl.join(_slow(words, scale, 0, 0), _slow(words, scale, 16, 0))
@@ -77,59 +79,39 @@ def _as_words(codes):
 
 
 @triton.jit
-def load_keys(
-    codes, scales, start, highest, SIZE: tl.constexpr, UNIT: tl.constexpr, EIGHT: tl.constexpr
-):
-    """Words and scales of UNIT keys (64 or 128) in the order of threads; EIGHT warps have two keys of 64 apart."""
-    N: tl.constexpr = UNIT * SIZE // 4
-    WORDS: tl.constexpr = 8 * SIZE  # of 32 positions
-    i = tl.arange(0, N)
-    thirty = i // WORDS
-    if EIGHT:  # r, quarter, place's bit 6, rest
-        thirty = i // 512 % 2 * 2 + i // (2 * WORDS)
-        i = thirty * WORDS + i // 1024 % (SIZE // 64) * 512 + i % 512
-        i = tl.max_contiguous(tl.multiple_of(i, 4), 4)
-    there = start + thirty * 32 < highest
+def _load_keys(codes, scales, start, highest, SIZE: tl.constexpr):
+    """Words of the codes of UNIT keys as they lie in memory; scales of the first 32 and of the others."""
+    i = tl.arange(0, 16 * SIZE)
+    there = start + i // (8 * SIZE) * 32 < highest
     words = tl.load(codes + start.to(tl.int64) * (SIZE // 4) + i, mask=there, other=0)
-    i = tl.arange(0, UNIT // 64 * SIZE)
-    at = i // SIZE * (2 * SIZE) + i % SIZE
-    at = tl.max_contiguous(tl.multiple_of(at, SIZE // 128), SIZE // 128)
-    scale = scales + start.to(tl.int64) * (SIZE // 32) + at
-    first = tl.load(scale, mask=start + i // SIZE * 64 < highest, other=0.0)
-    second = tl.load(scale + SIZE, mask=start + i // SIZE * 64 + 32 < highest, other=0.0)
+    i = tl.arange(0, SIZE)
+    scale = scales + start.to(tl.int64) * (SIZE // 32) + i
+    first = tl.load(scale, mask=start + i * 0 < highest, other=0.0)
+    second = tl.load(scale + SIZE, mask=start + 32 + i * 0 < highest, other=0.0)
     return words, first, second
 
 
 @triton.jit
-def _twice(scale, SIZE: tl.constexpr, P: tl.constexpr):
-    """Scales of 32 keys out of every 64 as words of two, [P, quarter's high, 128]."""
+def _twice(scale, SIZE: tl.constexpr):
+    """Scales of 32 keys as words of two, [quarter, 128]."""
     s = scale.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return tl.permute(tl.reshape(s | (s << 16), (P, 128, SIZE // 128)), (0, 2, 1))
+    return tl.permute(tl.reshape(s | (s << 16), (128, SIZE // 128)), (1, 0))
 
 
 @triton.jit
-def key_halves(words, first, second, SIZE: tl.constexpr, UNIT: tl.constexpr, EIGHT: tl.constexpr):
-    """float16 [UNIT, SIZE]: place 64 p + 16 w + 8 r + g has position 64 p + 32 r + 8 w + g of the unit."""
-    P: tl.constexpr = UNIT // 64
-    H: tl.constexpr = SIZE // 128
-    s = tl.join(_twice(first, SIZE, P), _twice(second, SIZE, P))  # p, quarter's high, rest, r
-    if EIGHT:
-        w = tl.reshape(
-            words, (2, H, 2, P, 4, 8, 4, 4)
-        )  # r, quarter's high, low, p, warp, g, t, word
-        s = tl.reshape(tl.permute(s, (3, 1, 0, 2)), (2, H, 1, P, 4, 8, 4, 1))
-        x = halves(w, tl.broadcast_to(s, w.shape))  # .., hi, pair
-        x = tl.permute(x, (3, 4, 0, 5, 1, 2, 7, 8, 6, 9))
-    else:
-        w = tl.reshape(words, (P, 2, H, 2, 4, 8, 4, 4))
-        s = tl.reshape(tl.permute(s, (0, 3, 1, 2)), (P, 2, H, 1, 4, 8, 4, 1))
-        x = halves(w, tl.broadcast_to(s, w.shape))
-        x = tl.permute(x, (0, 4, 1, 5, 2, 3, 7, 8, 6, 9))
+def _key_halves(words, first, second, SIZE: tl.constexpr):
+    """float16 [UNIT, SIZE]: place 16 w + 8 r + g has position 32 r + 8 w + g of the unit (`_key_place`)."""
+    Q: tl.constexpr = SIZE // 128
+    w = tl.reshape(words, (2, Q, 2, 4, 8, 4, 4))  # r, quarter, half, warp, g, t, word
+    s = tl.permute(tl.join(_twice(first, SIZE), _twice(second, SIZE)), (2, 0, 1))
+    s = tl.reshape(s, (2, Q, 1, 4, 8, 4, 1))
+    x = _halves(w, tl.broadcast_to(s, w.shape))  # .., high, pair
+    x = tl.permute(x, (3, 0, 4, 1, 2, 6, 7, 5, 8))
     return tl.reshape(x, (UNIT, SIZE))
 
 
 @triton.jit
-def key_column(k):
+def _key_column(k):
     """The dimension at place k of a key."""
     return (
         k // 128 * 128
@@ -142,59 +124,50 @@ def key_column(k):
 
 
 @triton.jit
-def load_values(
-    codes, scales, start, highest, SIZE: tl.constexpr, UNIT: tl.constexpr, EIGHT: tl.constexpr
-):
-    """Words of codes, and words of two scales [UNIT / 32, threads, 4]."""
-    N: tl.constexpr = UNIT * SIZE // 4
-    i = tl.arange(0, N)
+def _load_values(codes, scales, start, highest, SIZE: tl.constexpr):
+    """Words of the codes of UNIT positions, and words of two scales [32 positions, thread, 4]."""
+    i = tl.arange(0, 16 * SIZE)
     there = start + i // (8 * SIZE) * 32 < highest
     words = tl.load(codes + start.to(tl.int64) * (SIZE // 4) + i, mask=there, other=0)
-    THREADS: tl.constexpr = 256 if EIGHT else 128
-    i = tl.arange(0, UNIT // 8 * THREADS)
+    i = tl.arange(0, 1024)
     thread = i // 4 % 128
-    block = thread // 4 * (SIZE // 32) // 32  # of 32 dimensions
-    thirty = i // (4 * THREADS)
-    at = thirty * (SIZE // 2) + block * 16 + thread % 4 * 4 + i % 4
+    block = thread // 4 * (SIZE // 32) // 32  # of 32 numbers
+    at = i // 512 * (SIZE // 2) + block * 16 + thread % 4 * 4 + i % 4
     at = tl.max_contiguous(tl.multiple_of(at, 4), 4)
     pairs = scales.to(tl.pointer_type(tl.int32), bitcast=True)
-    scale = tl.load(
-        pairs + start.to(tl.int64) * (SIZE // 64) + at, mask=start + thirty * 32 < highest, other=0
-    )
+    there = start + i // 512 * 32 < highest
+    scale = tl.load(pairs + start.to(tl.int64) * (SIZE // 64) + at, mask=there, other=0)
     return words, scale
 
 
 @triton.jit
-def value_halves(words, scale, SIZE: tl.constexpr, UNIT: tl.constexpr, EIGHT: tl.constexpr):
-    """float16 [SIZE, UNIT], transposed; row m is dimension `value_row(m)`, a column the place of its key."""
-    P: tl.constexpr = UNIT // 64
-    Y: tl.constexpr = 2 if EIGHT else 1
-    if SIZE == 256:  # p, r, s high, y, warp, g, t, s low, m
-        w = tl.reshape(words, (P, 2, 2, 2, 4, 8, 4, 2, 2))
-        s = tl.reshape(scale, (P, 2, Y, 4, 8, 4, 2, 2))
-        s = tl.reshape(tl.permute(s, (0, 1, 6, 2, 3, 4, 5, 7)), (P, 2, 2, Y, 4, 8, 4, 2, 1))
-        x = halves(w, tl.broadcast_to(s, w.shape))  # .., row, pair
-        # m, y, warp, row, g | p, s high, s low, r, t, pair
-        x = tl.permute(x, (8, 3, 4, 9, 5, 0, 2, 7, 1, 6, 10))
-    else:  # p, r, y, warp, g, t, s
-        w = tl.reshape(words, (P, 2, 2, 4, 8, 4, 4))
-        s = tl.reshape(scale, (P, 2, Y, 4, 8, 4, 4))
-        x = halves(w, tl.broadcast_to(s, w.shape))
-        x = tl.permute(x, (2, 3, 7, 4, 0, 6, 1, 5, 8))
+def _value_halves(words, scale, SIZE: tl.constexpr):
+    """float16 [SIZE, UNIT], transposed; row m is number `_value_row(m)`, a column the place of its key."""
+    if SIZE == 256:  # r, s / 2, y, warp, g, t, s % 2, m
+        w = tl.reshape(words, (2, 2, 2, 4, 8, 4, 2, 2))
+        s = tl.permute(tl.reshape(scale, (2, 4, 8, 4, 2, 2)), (0, 4, 1, 2, 3, 5))
+        s = tl.reshape(s, (2, 2, 1, 4, 8, 4, 2, 1))
+        x = _halves(w, tl.broadcast_to(s, w.shape))  # .., row, pair
+        x = tl.permute(x, (7, 2, 3, 8, 4, 1, 6, 0, 5, 9))
+    else:  # r, y, warp, g, t, s
+        w = tl.reshape(words, (2, 2, 4, 8, 4, 4))
+        s = tl.reshape(scale, (2, 1, 4, 8, 4, 4))
+        x = _halves(w, tl.broadcast_to(s, w.shape))
+        x = tl.permute(x, (1, 2, 6, 3, 5, 0, 4, 7))
     return tl.reshape(x, (SIZE, UNIT))
 
 
 @triton.jit
-def value_row(m, SIZE: tl.constexpr):
+def _value_row(m, SIZE: tl.constexpr):
     """The dimension of row m of the transposed values."""
     e = m // 64 % 2 * (SIZE // 64) + m // 128 * 2 + m // 8 % 2
     return m // 16 % 4 * (SIZE // 4) + m % 8 * (SIZE // 32) + e
 
 
 @triton.jit
-def key_place(m):
+def _key_place(m):
     """The position of place m of a unit."""
-    return m // 64 * 64 + m // 8 % 2 * 32 + m // 16 % 4 * 8 + m % 8
+    return m // 8 % 2 * 32 + m // 16 * 8 + m % 8
 
 
 @triton.jit
@@ -212,7 +185,7 @@ def _ask(at, count):
 
 
 @triton.jit
-def fetch(codes, scales, start, highest, SIZE: tl.constexpr, UNIT: tl.constexpr):
+def _fetch(codes, scales, start, highest, SIZE: tl.constexpr):
     """Ask for the unit at `start` < `highest` to come to the chip's cache."""
     if not INTERPRETED:
         thirties = (tl.minimum(highest - start, UNIT) + 31) // 32
@@ -227,21 +200,11 @@ def _low_part(x, high):
 
 @triton.jit
 def _queries(
-    q,
-    q_stride,
-    rows,
-    head,
-    tile,
-    scale,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BEGIN: tl.constexpr,
-    COUNT: tl.constexpr,
-):
+    q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
     """Queries of a tile, scaled: float16 [SIZE, (column, part)] in the order of a key's places."""
     i = tl.arange(0, 2 * COLUMNS)
-    d = key_column(BEGIN + tl.arange(0, COUNT))[None, :]
+    d = _key_column(tl.arange(0, SIZE))[None, :]
     c = tile * COLUMNS + i // 2
     row = c // GROUP
     at = row * q_stride + (head * GROUP + c % GROUP) * SIZE
@@ -264,10 +227,10 @@ def _added(x, N: tl.constexpr, COLUMNS: tl.constexpr):
 def split_q8_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    COLUMNS: tl.constexpr, UNIT: tl.constexpr, PROGRAMS: tl.constexpr, AHEAD: tl.constexpr, EIGHT: tl.constexpr,
-    FIRST: tl.constexpr, EARLY: tl.constexpr, PIECES: tl.constexpr,
+    COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AHEAD: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
-    """As `triton_impl.split_kernel`."""
+    """As `triton_impl.split_kernel`. AHEAD: the next unit is loaded to registers before this one is computed."""
     release_next()
     tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
@@ -285,30 +248,24 @@ def split_q8_kernel(
     for turn in tl.static_range(FIRST):
         unit = first + (turn + (1 if EARLY else 0)) * PROGRAMS
         if unit < asked:
-            fetch(keys, key_scales, unit * UNIT, highest, SIZE, UNIT)
-            fetch(values, value_scales, unit * UNIT, highest, SIZE, UNIT)
-    start = first * UNIT + lowest * 0
+            _fetch(keys, key_scales, unit * UNIT, highest, SIZE)
+            _fetch(values, value_scales, unit * UNIT, highest, SIZE)
+    start = first * UNIT + lowest * 0  # a tensor, under the interpreter too
     if EARLY:  # what earlier steps wrote may be loaded before the launch before this one is done
         old = tl.where(start + UNIT <= position, highest, start)
-        kw, ks, ks2 = load_keys(keys, key_scales, start, old, SIZE, UNIT, EIGHT)
-        vw, vs = load_values(values, value_scales, start, old, SIZE, UNIT, EIGHT)
+        kw, ks, ks2 = _load_keys(keys, key_scales, start, old, SIZE)
+        vw, vs = _load_values(values, value_scales, start, old, SIZE)
     await_inputs()
     if first < units:
         if AHEAD:
             if EARLY:
                 if start + UNIT > position:
-                    kw, ks, ks2 = load_keys(keys, key_scales, start, highest, SIZE, UNIT, EIGHT)
-                    vw, vs = load_values(values, value_scales, start, highest, SIZE, UNIT, EIGHT)
+                    kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
+                    vw, vs = _load_values(values, value_scales, start, highest, SIZE)
             else:
-                kw, ks, ks2 = load_keys(keys, key_scales, start, highest, SIZE, UNIT, EIGHT)
-                vw, vs = load_values(values, value_scales, start, highest, SIZE, UNIT, EIGHT)
-        if PIECES == 2:
-            x0 = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, COLUMNS, 0, SIZE // 2)
-            x1 = _queries(
-                q, q_stride, rows, head, tile, scale, GROUP, SIZE, COLUMNS, SIZE // 2, SIZE // 2
-            )
-        else:
-            x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, COLUMNS, 0, SIZE)
+                kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
+                vw, vs = _load_values(values, value_scales, start, highest, SIZE)
+        x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, COLUMNS)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
         low = lowest_key(run, stands, WINDOW)
@@ -316,23 +273,18 @@ def split_q8_kernel(
         top = tl.full((COLUMNS,), float("-inf"), tl.float32)
         total = tl.zeros((UNIT, COLUMNS), tl.float32)
         mixed = tl.zeros((SIZE, 2 * COLUMNS), tl.float32)
-        place = key_place(tl.arange(0, UNIT))
+        place = _key_place(tl.arange(0, UNIT))
         for unit in range(first, units, PROGRAMS):
-            start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
+            start = unit * UNIT + lowest * 0
             if not AHEAD:
-                kw, ks, ks2 = load_keys(keys, key_scales, start, highest, SIZE, UNIT, EIGHT)
-                vw, vs = load_values(values, value_scales, start, highest, SIZE, UNIT, EIGHT)
-            key = key_halves(kw, ks, ks2, SIZE, UNIT, EIGHT)
-            if AHEAD:
-                kw, ks, ks2 = load_keys(
-                    keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE, UNIT, EIGHT
-                )
-            if PIECES == 2:
-                k0, k1 = tl.split(tl.permute(tl.reshape(key, (UNIT, 2, SIZE // 2)), (0, 2, 1)))
-                parts = tl.dot(k0, x0, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
-                parts = tl.dot(k1, x1, parts)
-            else:
-                parts = tl.dot(key, x, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
+                kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
+                vw, vs = _load_values(values, value_scales, start, highest, SIZE)
+            key = _key_halves(kw, ks, ks2, SIZE)
+            if AHEAD and not LATE:
+                kw, ks, ks2 = _load_keys(keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE)
+            parts = tl.dot(key, x, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
+            if AHEAD and LATE:
+                kw, ks, ks2 = _load_keys(keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE)
             scores = tl.sum(tl.reshape(parts, (UNIT, COLUMNS, 2)), 2)
             at = start + place
             seen = (at[:, None] >= low[None, :]) & (at[:, None] < end[None, :])
@@ -344,11 +296,9 @@ def split_q8_kernel(
             total = tl.fma(total, tl.broadcast_to(shrink, total.shape), weight)
             high = weight.to(tl.float16)
             both = tl.reshape(tl.join(high, _low_part(weight, high)), (UNIT, 2 * COLUMNS))
-            value = value_halves(vw, vs, SIZE, UNIT, EIGHT)
+            value = _value_halves(vw, vs, SIZE)
             if AHEAD:
-                vw, vs = load_values(
-                    values, value_scales, start + PROGRAMS * UNIT, highest, SIZE, UNIT, EIGHT
-                )
+                vw, vs = _load_values(values, value_scales, start + PROGRAMS * UNIT, highest, SIZE)
             shrinks = tl.reshape(tl.join(shrink, shrink), (1, 2 * COLUMNS))
             mixed = tl.dot(value, both, mixed * shrinks)
             top = higher
@@ -357,20 +307,20 @@ def split_q8_kernel(
         row = c // GROUP
         at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
         mine = row < rows
-        d = value_row(tl.arange(0, SIZE), SIZE)
+        d = _value_row(tl.arange(0, SIZE), SIZE)
         target = partial + at.to(tl.int64)[None, :] * SIZE + d[:, None]
         tl.store(target, mixed, mask=mine[None, :] & (d >= 0)[:, None])
         tl.store(sums + 2 * at, top, mask=mine)
         tl.store(sums + 2 * at + 1, total, mask=mine)
 
 
-UNIT = 64  # positions
-SPLIT_PROGRAMS = 2  # of a multiprocessor
-FEW_QUERIES = 8
-FEW, MANY = (
-    (8, True, 1),
-    (16, False, 2),
-)  # columns of a tile, whether loads go to registers, stages where not
+# Columns of a tile and how it loads: to registers one unit ahead (stages 1), or through shared memory.
+FORMS = (
+    (8, 8, 4, 1),
+    (16, 16, 4, 1),
+    (999, 16, 1, 3),
+)  # most queries of a kv head, columns, stages, units asked for
+SPLIT_PROGRAMS = 1  # of a multiprocessor
 
 
 def record_split_q8(
@@ -384,15 +334,18 @@ def record_split_q8(
     partial = recorder.scratch("attention", results * shape.head_size)
     sums = recorder.scratch("attention sums", 2 * results)
     common: dict[str, Any] = {
-        "SIZE": shape.head_size, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT, "PROGRAMS": programs,
+        "SIZE": shape.head_size, "CAUSAL": shape.causal, "WINDOW": shape.window, "PROGRAMS": programs,
     }  # fmt: skip
     queries = recorder.rows * group
-    columns, ahead, stages = FEW if queries <= FEW_QUERIES else MANY
+    columns, stages, first = next(form[1:] for form in FORMS if queries <= form[0])
     recorder.launch(
-        split_q8_kernel, (-(-queries // columns), min(programs, -(-context // UNIT)), shape.kv_heads),
+        split_q8_kernel, (-(-queries // columns), min(programs, -(-context // UNIT.value)), shape.kv_heads),
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, AHEAD=ahead, EIGHT=False, FIRST=0, EARLY=False, PIECES=1,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, AHEAD=stages == 1, FIRST=first, EARLY=EARLY, LATE=LATE,
         num_warps=4, num_stages=stages, overlap=True, **common, **EXACT,
     )  # fmt: skip
-    return partial, sums, {**common, "PADDED": shape.head_size}
+    return partial, sums, {**common, "UNIT": UNIT.value, "PADDED": shape.head_size}
+
+
+EARLY, LATE = False, True
