@@ -87,7 +87,10 @@ def load_draft(
     shape = KvShape(config.n_layers, config.kv_heads, config.head_size, "f32" if exact else "f16")
     window = config.window if all(config.windows) else 0
     cache = shape.n_bytes(cache_rows_of(size, window))
-    _check_memory(checkpoint, target, cache + 8 * size * config.head_size, size, exact)
+    tables = (
+        cache + 8 * size * config.head_size + (_before_bytes(checkpoint, target) if markov else 0)
+    )
+    _check_memory(checkpoint, target, tables, size, exact)
     weights = Weights(checkpoint, target.backend, exact, progress)
     ids = _ids(checkpoint, target.config.n_vocab)
     shown = first_shown(config.active, 0 if ids is None else len(ids))
@@ -311,6 +314,14 @@ def _choosing(
     return Choosing(known, before, markov.product.weight)
 
 
+def _before_bytes(checkpoint: Checkpoint, target: Target) -> int:
+    """What `_choosing` takes on a device for a Markov head's first table."""
+    if target.backend.on_host or MARKOV[0] not in checkpoint.tensors:
+        return 0
+    numbers = int(np.prod(checkpoint.tensors[MARKOV[0]].shape))
+    return 4 * numbers if numbers <= _MOST_BEFORE else 0
+
+
 def _numbers(backend: Backend, values: NDArray[np.int64]) -> Buffer:
     buffer = backend.buffer(1, len(values), np.int64)
     backend.upload(buffer, values[None])
@@ -349,7 +360,7 @@ def _check_memory(
     checkpoint: Checkpoint, target: Target, cache: int, context: int, exact: bool
 ) -> None:
     """Refuse before loading what cannot fit beside the target's sequence, whose memory is taken later. `cache`: bytes
-    of keys, values and rotations.
+    of keys, values, rotations and tables that are no weights.
     """
     weights = sum(
         4 * int(np.prod(info.shape)) if exact else info.n_bytes
