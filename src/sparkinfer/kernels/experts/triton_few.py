@@ -23,16 +23,17 @@ from sparkinfer.kernels.route import Routing
 from sparkinfer.kernels.route.triton_impl import route_kernel, slots_of
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
-    decode_parts,
+    INTERPRETED,
+    dot16,
     fold_sum,
-    input_parts,
+    four_words,
     int8_blocks,
     load_parts,
     part_dot,
-    parts_dot,
     sigmoid,
     store_blocks,
     weight_decode,
+    weight_scales,
 )
 
 BLOCK = 32
@@ -46,38 +47,95 @@ _REGISTERS = 128  # so that a program's loads are all on their way before the fi
 @triton.jit
 def load_rows(
     w, total, base, g, unit,
-    BITS: tl.constexpr, MODE: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    BITS: tl.constexpr, MODE: tl.constexpr, G: tl.constexpr, B: tl.constexpr, C: tl.constexpr = 0,
 ):  # fmt: skip
-    """`weight_load` of group g [F, 1] of B outputs from `base` on, int64 [F, 1]: a lane's own. A row has G groups.
+    """`weight_load` of group C + g [F, 1] of B outputs from `base` on, int64 [F, 1]: a lane's own. A row has G groups.
 
-    Places are offsets, known to the compiler, of few addresses.
+    Places are offsets, known to the compiler, of few addresses. C is a multiple of 8 where there are supers.
     """
     MAIN: tl.constexpr = 8 if BITS == 8 else 4
     EXTRA: tl.constexpr = 1 if BITS == 5 else 2 if BITS == 6 else 0
     n = tl.arange(0, B)[None, :]
     i = tl.arange(0, 4)[None, None, :]
     at = w + (base * (G * MAIN))[:, :, None] + (n[:, :, None] * (G * MAIN) + g[:, :, None] * 4 + i)
+    at += C * 4
     q = tl.load(at)
     a, b = 0, 0
     if BITS == 8:
         a = tl.load(at + G * 4)
     plane = w + total.to(tl.int64) * (G * MAIN)
     if EXTRA > 0:
-        place = plane + base * (G * EXTRA) + (n * (G * EXTRA) + g * unit)
+        place = plane + base * (G * EXTRA) + (n * (G * EXTRA) + g * unit) + C
         a = tl.load(place)
         if EXTRA > 1:
             b = tl.load(place + G)
     plane += total.to(tl.int64) * (G * EXTRA)
     if MODE == 1 or MODE == 4:
-        word = tl.load(plane + base * G + (n * G + g * unit))
+        word = tl.load(plane + base * G + (n * G + g * unit) + C)
         plane += total.to(tl.int64) * G
     else:
-        word = tl.load(plane.to(tl.pointer_type(tl.int16)) + base * G + (n * G + g * unit))
+        word = tl.load(plane.to(tl.pointer_type(tl.int16)) + base * G + (n * G + g * unit) + C)
         plane += (total // 2).to(tl.int64) * G
     pair = 0
     if MODE >= 2:
-        pair = tl.load(plane + base * (G // 8) + (n * (G // 8) + g // 8))
+        pair = tl.load(plane + base * (G // 8) + (n * (G // 8) + (C + g) // 8))
     return q, a, b, word, pair
+
+
+@triton.jit
+def row_part(x, xf, g, unit, SUMS: tl.constexpr, G: tl.constexpr, C: tl.constexpr):
+    """`input_part` of group C + g [F, 1] of a row of G groups."""
+    words = x + (g * 4)[:, :, None] + tl.arange(0, 4)[None, None, :] + C * 4
+    scales = xf + g * unit + C
+    sums = 0.0
+    if SUMS:
+        sums = tl.load(scales + G)
+    return tl.load(words), tl.load(words + G * 4), tl.load(scales), sums
+
+
+@triton.jit
+def dp4a_upper(a, b, c):
+    """c + the dot of four bytes of a, without signs, and four signed bytes of b."""
+    if INTERPRETED:
+        out = c
+        for s in tl.static_range(4):
+            out += ((a >> (8 * s)) & 255) * ((b << (24 - 8 * s)) >> 24)
+        return out
+    else:
+        return tl.inline_asm_elementwise(
+            "dp4a.u32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [a, b, c],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def dot16_upper(a, x, c):
+    """`dot16` of bytes without signs."""
+    a0, a1, a2, a3 = four_words(a)
+    x0, x1, x2, x3 = four_words(x)
+    return dp4a_upper(a3, x3, dp4a_upper(a2, x2, dp4a_upper(a1, x1, dp4a_upper(a0, x0, c))))
+
+
+@triton.jit
+def group_dot(v, raw, x, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr):
+    """`part_dot` of a tile as `load_rows` gives it. Upper halves of 4 bits stay where they are: 16 times as large."""
+    if BITS == 4 and MODE <= 2:
+        xlo, xhi, xd, xs = x
+        q, _, _, _, _ = raw
+        none = tl.zeros([q.shape[0], q.shape[1]], tl.int32)
+        upper = dot16_upper(q & -0x0F0F0F10, xhi, none)
+        dot = (dot16(q & 0x0F0F0F0F, xlo, none) << 4) + upper
+        s, m, _ = weight_scales(raw, MODE, ZERO)
+        v = tl.fma(s * (xd * 0.0625), dot.to(tl.float32), v)
+        if MODE > 0 or ZERO > 0:
+            v = tl.fma(m, xs, v)
+        return v
+    else:
+        return part_dot(v, weight_decode(raw, BITS, MODE, ZERO), x, BITS, MODE, ZERO)
 
 
 @triton.jit(do_not_specialize=["unit"])
@@ -100,20 +158,24 @@ def few_hidden_kernel(
     release_next()
     expert = (tl.load(slot_pairs + slot) & 0xFFFF).to(tl.int64)
     at = (slot // USED) * x_stride
-    values = input_parts(x + at, xf + at, GROUPS, unit, False, SUMS, BITS, F, G, B, CHUNKS, True)
     f = tl.arange(0, F)[:, None]
     row = expert * expert_rows + (block * N + f // G * B)
-    g, u = (), ()
+    g, u, values = (), (), ()
     for c in tl.static_range(CHUNKS):
-        column = c * G + f % G
-        g = g + (load_rows(gate, total, row, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
+        g = g + (load_rows(gate, total, row, f % G, unit, BITS, MODE, GROUPS, B, c * G),)  # noqa: RUF005
+        u = u + (load_rows(up, total, row, f % G, unit, BITS, MODE, GROUPS, B, c * G),)  # noqa: RUF005
+    for c in tl.static_range(
+        CHUNKS
+    ):  # after the weights: these come from the cache, and take registers too
+        part = row_part(x + at, xf + at, f % G, unit, SUMS, GROUPS, c * G)
+        values = values + (part,)  # noqa: RUF005
+    a = tl.zeros([F, B], tl.float32)
+    b = tl.zeros([F, B], tl.float32)
     for c in tl.static_range(CHUNKS):
-        column = c * G + f % G
-        u = u + (load_rows(up, total, row, column, unit, BITS, MODE, GROUPS, B),)  # noqa: RUF005
-    g = decode_parts(g, BITS, MODE, ZERO, CHUNKS)
-    u = decode_parts(u, BITS, MODE, ZERO, CHUNKS)
-    a = parts_dot(g, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
-    b = parts_dot(u, values, BITS, MODE, ZERO, F, G, B, CHUNKS)
+        a = group_dot(a, g[c], values[c], BITS, MODE, ZERO)
+        b = group_dot(b, u[c], values[c], BITS, MODE, ZERO)
+    a = fold_sum(a, F, G, B)
+    b = fold_sum(b, F, G, B)
     h = a * sigmoid(a) * b
     tl.store(out + slot.to(tl.int64) * out_stride + block * N + tl.arange(0, N), h)
     none = tl.zeros([1], tl.int32)
