@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from sparkinfer.models import Target, load_target
@@ -56,6 +57,9 @@ def _target(
     name: str, activations: str, threads: int, isa: str, context: int, short_runs: bool
 ) -> Target:
     activations, _, kv_cache = activations.partition("+")
+    backend = None if DEVICE == "cpu" else device_backend(short_runs)
+    if backend is not None and kv_cache and kv_cache not in backend.cache_formats:
+        pytest.skip(f"this device has no cache of {kv_cache}")
     loaded = load_target(
         FOLDER / f"{name}.gguf",
         context=context,
@@ -64,13 +68,13 @@ def _target(
         kv_cache=kv_cache or None,  # type: ignore[arg-type]
         isa=isa,
         device="cpu" if DEVICE == "cpu" else None,
-        backend=None if DEVICE == "cpu" else device_backend(activations, short_runs),
+        backend=backend,
     )
     atexit.register(loaded.close)
     return loaded
 
 
-def device_backend(activations: str, short_runs: bool) -> Any:
+def device_backend(short_runs: bool) -> Any:
     from sparkinfer.backend.cuda import EXACT_ROWS, CudaBackend
 
     device = "cpu" if DEVICE == "interpreter" else DEVICE
