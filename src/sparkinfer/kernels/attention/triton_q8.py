@@ -215,12 +215,29 @@ def _queries(
 
 
 @triton.jit
-def _added(x, N: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of the columns of [N, COLUMNS], by halves."""
-    if N > 1:
-        return _added(tl.sum(tl.reshape(x, (2, N // 2, COLUMNS)), 0), N // 2, COLUMNS)
-    else:
-        return tl.reshape(x, (COLUMNS,))
+def _added(x, COLUMNS: tl.constexpr):
+    """Sums of the columns of [UNIT, COLUMNS], by halves as long as a warp has both."""
+    x = tl.sum(tl.reshape(x, (4, 2, 8, COLUMNS)), 1)
+    x = tl.sum(tl.reshape(x, (4, 2, 4, COLUMNS)), 1)
+    x = tl.sum(tl.reshape(x, (4, 2, 2, COLUMNS)), 1)
+    x = tl.sum(x, 1)
+    return tl.sum(x, 0)
+
+
+@triton.jit
+def _in_threads(mixed, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """[SIZE, COLUMNS] in the order of threads, four numbers of a column at a time; their columns and dimensions."""
+    E: tl.constexpr = SIZE // 128  # fours of a thread and column
+    i = tl.arange(0, SIZE * COLUMNS)
+    c = i // (512 * E) * 4 + i // 4 % 4
+    d = i // 16 % 32 * (SIZE // 32) + i // 512 % E * 4 + i % 4
+    if SIZE == 256:  # m, y, warp, row, g, columns' fours, t
+        x = tl.reshape(mixed, (2, 2, 4, 2, 8, COLUMNS // 4, 4))
+        x = tl.permute(x, (5, 1, 2, 4, 6, 0, 3))
+    else:  # y, warp, row, g, columns' fours, t
+        x = tl.reshape(mixed, (2, 4, 2, 8, COLUMNS // 4, 4))
+        x = tl.permute(x, (4, 1, 3, 5, 0, 2))
+    return tl.reshape(x, (SIZE * COLUMNS,)), c, d
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "first_row", "of_rows"])
@@ -302,16 +319,18 @@ def split_q8_kernel(
             shrinks = tl.reshape(tl.join(shrink, shrink), (1, 2 * COLUMNS))
             mixed = tl.dot(value, both, mixed * shrinks)
             top = higher
-        total = _added(total, UNIT, COLUMNS)
-        mixed = tl.sum(tl.reshape(mixed, (SIZE, COLUMNS, 2)), 2)
+        total = _added(total, COLUMNS)
         row = c // GROUP
         at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
-        mine = row < rows
-        d = _value_row(tl.arange(0, SIZE), SIZE)
-        target = partial + at.to(tl.int64)[None, :] * SIZE + d[:, None]
-        tl.store(target, mixed, mask=mine[None, :] & (d >= 0)[:, None])
-        tl.store(sums + 2 * at, top, mask=mine)
-        tl.store(sums + 2 * at + 1, total, mask=mine)
+        tl.store(sums + 2 * at, top, mask=row < rows)
+        tl.store(sums + 2 * at + 1, total, mask=row < rows)
+        mixed = tl.sum(tl.reshape(mixed, (SIZE, COLUMNS, 2)), 2)
+        mixed, c, d = _in_threads(mixed, SIZE, COLUMNS)
+        c += tile * COLUMNS
+        row = c // GROUP
+        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
+        at = tl.max_contiguous(tl.multiple_of(at * SIZE + d, 4), 4)
+        tl.store(partial + at, mixed, mask=row < rows)
 
 
 # Columns of a tile and how it loads: to registers one unit ahead (stages 1), or through shared memory.
