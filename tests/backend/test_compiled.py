@@ -1,5 +1,6 @@
 """The cache of compiled code: a second process loads, a changed source compiles anew, a bad folder is one line."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -248,3 +249,46 @@ def test_a_function_of_a_function_is_not_kept(tmp_path, monkeypatch):
         assert not list(tmp_path.rglob("*.o"))
     finally:
         compiled.cache_folder.cache_clear()
+
+
+APART = """
+import sys
+from pathlib import Path
+from sparkinfer.backend.compiled import set_cache_root
+set_cache_root(Path(sys.argv[1]))
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+for rows in map(int, sys.argv[2].removeprefix("auto").split()):
+    assert tile_kernel("F32", rows, "portable", 16).address
+print(sys.argv[1])
+"""
+
+
+def test_code_of_different_processes_goes_together(tmp_path):
+    """Numba numbers functions anew in each process: of two that are numbered alike a loader would take the first."""
+    from sparkinfer.backend.objects import load
+
+    for rows in (1, 2, 3):
+        compile_in(tmp_path, isa=str(rows), program=APART)
+    found = {path.stem: path.read_bytes() for path in tmp_path.rglob("*.o")}
+    assert len(found) == 3
+    weight = np.arange(64 * 16, dtype=np.float32).reshape(64, 16)
+    x = np.eye(3, 64, dtype=np.float32)
+    for name, code in sorted(found.items()):
+        rows, out = int(name.split("-")[3]), np.full((3, 16), -1.0, np.float32)
+        kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(load(code, name))
+        kernel(weight.ctypes.data, x.ctypes.data, 64, out.ctypes.data, 64, 1, 0)
+        assert (out[:rows] == weight[:rows]).all() and (out[rows:] == -1.0).all(), name
+
+
+def test_code_shows_others_nothing_but_its_own_name():
+    """Numba's names are unique in one process, code of many is loaded side by side."""
+    from sparkinfer.backend.frontend import _kernel, _routine
+    from sparkinfer.dflash.acceptance import _learn
+    from sparkinfer.kernels.screen.cpu_impl import exact_job
+
+    kernel = _kernel(exact_job.function, exact_job.n_args, "kernel")
+    for module in (kernel, _routine(_learn.function, _learn.kinds, "kernel")):
+        parts = [*module.functions, *module.global_variables]
+        own = [part for part in parts if not part.is_declaration]
+        assert [part.name for part in own if part.linkage.name != "internal"] == ["kernel"]
+    assert len([f for f in kernel.functions if not f.is_declaration]) > 1

@@ -204,30 +204,31 @@ class Routine:
 
     def bind(self, *arrays: NDArray[np.float64]) -> "Bound":
         """The function of its numbers alone. It writes to the arrays' memory, which it keeps."""
-        words: list[int] = []
         for array, dimensions in zip(arrays, self._dims, strict=True):
             assert array.dtype == np.float64 and array.flags.c_contiguous, array.dtype
             assert array.ndim == dimensions, array.shape
-            words += (array.ctypes.data, *array.shape)
-        memory = np.zeros(len(words) + len(self.kinds) - len(arrays) + 1, np.int64)
-        memory[: len(words)] = words
-        return Bound(self, arrays, memory, 8 * len(words))
+        return Bound(self, arrays)
 
 
 class Bound:
-    """A routine with its arrays. A deep copy has the copies of the arrays."""
+    """A routine with its arrays: `call(*numbers)`. A deep copy has the copies of the arrays."""
 
-    def __init__(
-        self, routine: Routine, arrays: tuple[NDArray[np.float64], ...], memory: Any, fixed: int
-    ) -> None:
-        self._routine, self._arrays, self._memory, self._fixed = routine, arrays, memory, fixed
-        self._pack, self._address = routine.numbers.pack_into, int(memory.ctypes.data)
-        self._native, self._result = routine.kernel.native(1), memory.view(np.float64)[-1:]
+    def __init__(self, routine: Routine, arrays: tuple[NDArray[np.float64], ...]) -> None:
+        self._routine, self._arrays = routine, arrays
+        words = [word for array in arrays for word in (array.ctypes.data, *array.shape)]
+        place, numbers = 8 * len(words), routine.numbers
+        memory = bytearray(np.array(words, np.int64).tobytes() + bytes(numbers.size + 8))
+        address = ctypes.c_int64(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+        pack, native, result = numbers.pack_into, routine.kernel.native(1), place + numbers.size
+        read = Struct("=d").unpack_from
 
-    def __call__(self, *numbers: float) -> float:
-        self._pack(self._memory, self._fixed, *numbers)
-        self._native(self._address)
-        return float(self._result.item())
+        def call(*numbers: float) -> float:
+            pack(memory, place, *numbers)
+            native(address)
+            value: float = read(memory, result)[0]
+            return value
+
+        self.call = call
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         return self._routine.bind(*(deepcopy(array, memo) for array in self._arrays))

@@ -341,6 +341,10 @@ def _whole(symbol: str, library: Any, entry: Any) -> Any:
     module = whole.module
     passes, builder = codegen._module_pass_manager()
     passes.run(module, builder)
+    # Numba's names are unique in the process that compiles, and a loader takes the first of two equal ones.
+    for part in (*module.functions, *module.global_variables):
+        if not part.is_declaration and part.name != symbol:
+            part.linkage = "internal"
     module.verify()
     outside = {f.name for f in module.functions if f.is_declaration} - _LIBRARY
     strange = sorted(name for name in outside if not name.startswith("llvm."))

@@ -209,7 +209,7 @@ class Acceptance:
         new = self.steps < _SETTLED or since > 0 or self.steps % 4 == 0
         for place, chance in enumerate(beyond):
             self._beyond[place] = chance
-        self._learn(_EVIDENCE, 1.0, since, accepted, judged, len(beyond), new)
+        self._learn.call(_EVIDENCE, 1.0, since, accepted, judged, len(beyond), new)
         if new:
             self.tokens = self._expected.tolist()
         for slot in range(judged):
@@ -267,5 +267,5 @@ class Acceptance:
 
     def _estimate(self, right: float = 1.0, steps: float = 0.0) -> None:
         """Make the estimates anew, after forgetting `steps` and all but `right` of how well memories predicted."""
-        self._learn(right, steps, 0.0, 0, 0, 0, True)
+        self._learn.call(right, steps, 0.0, 0, 0, 0, True)
         self.tokens = self._expected.tolist()

@@ -84,7 +84,9 @@ class Drift:
 
     def observe(self, kind: Kind, ratio: float) -> None:
         """A step of this kind took `ratio` times what was expected, factor included."""
-        self._noise = self._observe(self._place[kind], kind[1] > 1, max(ratio, 1e-9), self._noise)
+        self._noise = self._observe.call(
+            self._place[kind], kind[1] > 1, max(ratio, 1e-9), self._noise
+        )
         self.drafting, *self.factors = self._factors.tolist()
 
     @property
