@@ -192,6 +192,7 @@ class CudaRecorder:
     steps: list[Launch | Transfer] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     prefers_prologue: bool = False
+    blocked: set[int] = field(default_factory=set)  # float32 rows whose int8 blocks are there too
     _first_rows: int = 0
 
     def __post_init__(self) -> None:

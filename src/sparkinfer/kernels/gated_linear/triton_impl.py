@@ -17,9 +17,9 @@ from sparkinfer.kernels.linear.triton_impl import (
     choose_tile,
     constants,
     input_views,
-    is_late,
     linear_kernel,
     processors,
+    reads_late,
     stride_of,
 )
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
@@ -156,19 +156,22 @@ def record(
         return
     first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), rows)
     assert first.rows == second.rows and BLOCK % first.rows == 0, (first, second)
-    words, floats = input_views(x, gate)
+    late = reads_late(recorder, x, gate)
+    words, floats = input_views(x, gate, late)
     block = min(rows, ROWS)
     recorder.launch(
         gated_kernel, (gate.outputs // first.rows, -(-rows // block)),
         words, floats, stride_of(words), rows, block, 1,
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
-        ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        ONE=rows == 1, SAME=same_cut(gate, up, first, second), LATE=late,
         WARPS=first.warps,
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=first.warps, overlap=True, **EXACT,
     )  # fmt: skip
     if blocks_wanted(out):
         record_quantise(recorder, out)
+    else:
+        recorder.blocked.discard(out.f32.address)
 
 
 def _joined(
@@ -189,17 +192,18 @@ def _joined(
         return False
     forms = ("BITS", "MODE", "ZERO", "F", "G", "B", "CHUNKS", "EVEN", "LATE")
     first, second = paired_tiles(gate, up, gate.outputs, processors(recorder), 1)
-    words, floats = input_views(x, gate)
     programs = before.grid[0]
     recorder.steps.pop()
-    if record_rows(recorder, before, words, floats, gate, up, out):
+    if record_rows(recorder, before, *input_views(x, gate), gate, up, out):
         return True
+    late = reads_late(recorder, x, gate)
+    words, floats = input_views(x, gate, late)
     recorder.launch(
         linear_gated_kernel, (programs + gate.outputs // first.rows, rows),
         lx, lxf, lx_stride, lgroups, w, total, lout, lout_stride, programs,
         words, floats, stride_of(words), 1,
         gate.words, gate.total, gate.groups, up.words, up.total, up.groups, out.f32.array, stride_of(out.f32.array),
-        SAME=same_cut(gate, up, first, second), LATE=is_late(gate),
+        SAME=same_cut(gate, up, first, second), LATE=late,
         **{f"L{name}": options[name] for name in forms},
         **constants(gate, "G"), **first.constants("G"), **constants(up, "U"), **second.constants("U"),
         num_warps=min(first.warps, options["num_warps"]), overlap=True, **EXACT,

@@ -145,12 +145,19 @@ def is_late(weight: TritonWeight) -> bool:
     return weight.quantised and weight.inputs <= LATE_INPUTS
 
 
-def input_views(x: Activation, weight: TritonWeight) -> tuple[torch.Tensor, torch.Tensor]:
+def reads_late(recorder: CudaRecorder, x: Activation, weight: TritonWeight) -> bool:
+    """`is_late`, unless what wrote these rows has written their blocks too."""
+    return is_late(weight) and x.f32.address not in recorder.blocked
+
+
+def input_views(
+    x: Activation, weight: TritonWeight, late: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What `weight` reads of an activation: words and floats of the int8 form, or twice its float32 rows.
 
-    Narrow rows are read as float32 by quantised weights too (`is_late`).
+    Narrow rows are read as float32 by quantised weights too (`late`, by default `is_late`).
     """
-    if weight.quantised and not is_late(weight):
+    if weight.quantised and not (is_late(weight) if late is None else late):
         assert x.q8 is not None, "a quantised weight needs a quantised activation"
         return q8_views(x.q8)
     return x.f32.array.view(torch.int32), x.f32.array
@@ -202,7 +209,8 @@ def _launch(
     weight = group[0][0]
     outputs = sum(w.total for w, _ in group)
     tile = choose_tile(weight.form, weight.groups, outputs, processors(recorder))
-    words, floats = input_views(x, weight)
+    late = reads_late(recorder, x, weight)
+    words, floats = input_views(x, weight, late)
     rows = recorder.rows
     block = min(rows, 16)
     args: list[Any] = []
@@ -219,7 +227,7 @@ def _launch(
     recorder.launch(
         linear_kernel, (first, -(-rows // block)),
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
-        COUNT=len(group), ADD=add, ONE=rows == 1, LATE=is_late(weight), **constants(weight), **tile.constants(),
+        COUNT=len(group), ADD=add, ONE=rows == 1, LATE=late, **constants(weight), **tile.constants(),
         AHEAD=rows > 1 and tile.ahead, WARPS=tile.warps,
         num_warps=tile.warps, overlap=True, **EXACT,
     )  # fmt: skip
