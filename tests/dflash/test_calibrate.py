@@ -140,6 +140,33 @@ def test_the_table_is_what_the_parts_take():
     assert table.best_path(3, 32) == "compact" and table.best_path(5, 32) == "window"
 
 
+def test_waiting_for_claims_is_measured_and_no_part_of_the_steps():
+    class Ahead(Draft):
+        runs_ahead = True
+
+        def propose_ahead(self, anchor, depth):
+            self.propose(anchor, depth)
+            return SimpleNamespace(known=None, told=lambda: [1] * depth)
+
+    class Starting(Target):
+        def verify_ahead(self, state, anchor, count, drafts):
+            assert drafts is None
+            seconds = self.machine.forward(count + 1, state.length) + 0.2 * MS - 0.15 * MS
+            self.machine.work("ahead", count + 1, state.length, seconds)
+            state.commit = state.advance
+            return lambda told: told()
+
+    machine = Machine()
+    paths = [Path("window", machine)]
+    table = calibrate(Starting(machine), Ahead(machine), paths, clock=machine.clock)
+    assert table.wait == pytest.approx(0.15 * MS, rel=0.1)
+    assert calibrate(Target(machine), Draft(machine), paths, clock=machine.clock).wait == 0.0
+    whole = measure(paths=paths, machine=machine)[0]
+    for width in (2, 8, 16):
+        late = table.step(width, "window", 32) + table.wait
+        assert late == pytest.approx(whole.step(width, "window", 32), rel=0.01)
+
+
 def test_every_width_has_a_cost_and_says_whether_it_was_measured():
     table, _, _ = measure()
     assert table.widths == tuple(range(2, 17))

@@ -24,7 +24,7 @@ from sparkinfer.dflash.costs import (
     save_costs,
     usual_rows,
 )
-from sparkinfer.dflash.verify import WINDOW, Batched, Paths, VerifyPath, VerifyTarget
+from sparkinfer.dflash.verify import AHEAD, WINDOW, Paths, VerifyPath, VerifyTarget
 from sparkinfer.machine import allowed_cores, cpu_model, own_version
 
 Report = Callable[[str, int, int], None]  # what is done, rounds done, rounds
@@ -395,7 +395,7 @@ def _table(
             more = row * (usual_rows(width) - min(extends))
             pairs = zip(propose.seconds, few.seconds, strict=True)
             draft = tuple(proposing + extending + more for proposing, extending in pairs)
-            if isinstance(path, Batched):
+            if path.name in AHEAD:
                 target = tuple(max(s - wait, _LEAST_TARGET * s) for s in target)
             costs[width] = Cost(target, draft, spread=results[path.name, width].spread)
         served = range(widths[0], widths[-1] + 1)

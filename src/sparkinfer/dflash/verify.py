@@ -13,7 +13,8 @@ from sparkinfer.decoding import Reader
 from sparkinfer.dflash.base import Features, Row
 
 COMPACT_MAX_ROWS = 4
-WINDOW = "window"  # the path that serves all widths in one forward
+COMPACT, WINDOW = "compact", "window"  # one forward that records: few rows, and all widths
+AHEAD = (COMPACT, WINDOW)  # paths whose windows may start before the host knows them
 Judge = Callable[[int, Row], bool]
 
 
@@ -167,7 +168,7 @@ class Paths:
         self.read = Reader(target)  # of whoever judges the windows
         compact_rows = min(COMPACT_MAX_ROWS, target.max_width)
         order: list[VerifyPath] = [
-            Batched("compact", target, compact_rows, small, self.read),
+            Batched(COMPACT, target, compact_rows, small, self.read),
             Batched(WINDOW, target, target.max_width, wide, self.read),
             Block(target, wide, self.read),
             TokenLoop(target, self.read),
