@@ -95,6 +95,10 @@ def test_doctor_says_whether_a_model_fits(capsys: Any, monkeypatch: pytest.Monke
     assert run("doctor", "-m", LLAMA, "--json") == 0
     findings = json.loads(capsys.readouterr().out)
     assert findings[-1]["section"] == "model" and findings[-1]["problem"] == ""
+    assert findings[-1]["value"] == "2 MiB for a context of 4096 (float16)"
+    assert run("doctor", "-m", str(Path(LLAMA).parent / "qwen3-tiny-Q8_0.gguf"), "--json") == 0
+    cache = json.loads(capsys.readouterr().out)[-1]["value"]
+    assert cache == "4 MiB for a context of 4096 (float16), 2 MiB with --kv-cache q8_0"
     monkeypatch.setattr("sparkinfer.machine.available_memory", lambda: 1000)
     assert run("doctor", "-m", LLAMA) == 1
     assert "pull a smaller quant" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from sparkinfer import machine
 from sparkinfer.cli.console import screen
 from sparkinfer.cli.flags import ProcessFlags, verb
 from sparkinfer.options import Options
+
+if TYPE_CHECKING:
+    from sparkinfer.gguf.reader import GGUFFile
 
 EXIT_PROBLEM = 1
 _PACKAGES = ("sparkinfer", "numpy", "numba", "llvmlite", "tokenizers", "jinja2", "huggingface-hub")
@@ -173,10 +176,32 @@ def _model(model: str, options: Options) -> Iterator[Finding]:
     with open_gguf(path) as file:
         needed = sum(info.n_bytes for info in file.tensors.values())
         architecture = file.architecture
+        cache = _cache(file)
     available, where = _room()
     short = f"{_gib(needed)} of weights and {_gib(available)} {where}: pull a smaller quant"
     yield Finding("model", "file", f"{path} ({architecture})")
     yield Finding("model", "weights", _gib(needed), short if needed > available else "")
+    if cache:
+        yield Finding("model", "cache", cache)
+
+
+def _cache(file: "GGUFFile") -> str:
+    """Return what keys and values of a sequence take, "" for a model that cannot be run here."""
+    from sparkinfer.errors import SparkError
+    from sparkinfer.models.config import read_config
+    from sparkinfer.models.memory import cache_shape, usual_context
+    from sparkinfer.state.kv_cache import BLOCK
+
+    try:
+        config = read_config(file)
+    except SparkError:
+        return ""
+    context = usual_context(config)
+    size = _gib(cache_shape(config, "f16").n_bytes(context))
+    text = f"{size} for a context of {context} (float16)"
+    if config.head_size % BLOCK:
+        return text
+    return f"{text}, {_gib(cache_shape(config, 'q8_0').n_bytes(context))} with --kv-cache q8_0"
 
 
 def _room() -> tuple[int, str]:

@@ -16,13 +16,13 @@ from sparkinfer.kernels.rope.reference import angles, factors
 from sparkinfer.models.build import Architecture, recurrent_shape
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig, read_config
 from sparkinfer.models.decoder import Network, Target
-from sparkinfer.models.memory import check_memory, plan_memory
+from sparkinfer.models.memory import cache_shape, check_memory, plan_memory, usual_context
 from sparkinfer.models.screening import extra_bytes, pack_head, refusal
 from sparkinfer.models.weights import Progress, Shape, Weights, check_tensors
 from sparkinfer.options import resolve
 from sparkinfer.registry import Registry
 from sparkinfer.state import StateShape
-from sparkinfer.state.kv_cache import BLOCK, KvShape
+from sparkinfer.state.kv_cache import BLOCK
 
 ARCHITECTURES = Registry(
     "architecture",
@@ -33,7 +33,6 @@ ARCHITECTURES = Registry(
         "qwen35moe": "sparkinfer.models.qwen35:ARCHITECTURE",
     },
 )
-_DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks
 _CACHE_NAMES = {"f32": "float32", "f16": "float16", "q8_0": "q8_0"}
 _ROPE_DIVISORS = "rope_freqs.weight"
 _EMBEDDING, _NORM, _HEAD = "token_embd.weight", "output_norm.weight", "output.weight"
@@ -230,14 +229,13 @@ def _check_cache(backend: Backend, wanted: CacheFormat) -> None:
 
 
 def _state_shape(config: ModelConfig, cache_format: CacheFormat) -> StateShape:
-    n_attention = config.recurrent.count(False)
-    kv = KvShape(n_attention, config.kv_heads, config.head_size, cache_format)
+    kv = cache_shape(config, cache_format)
     return StateShape(kv, recurrent_shape(config) if any(config.recurrent) else None)
 
 
 def _context(config: ModelConfig, wanted: int | None) -> int:
     if wanted is None:
-        return min(config.context_length, _DEFAULT_CONTEXT)
+        return usual_context(config)
     if wanted > config.context_length:
         raise RequestError(
             f"context {wanted} is larger than the {config.context_length} the model was made for"

@@ -3,13 +3,15 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkinfer.backend.base import Backend
+from sparkinfer.backend.base import Backend, CacheFormat
 from sparkinfer.errors import MemoryLimitError
 from sparkinfer.gguf import GGUFFile
 from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.state import StateShape
+from sparkinfer.state.kv_cache import KvShape
 from sparkinfer.state.sequence import MARKS
 
+DEFAULT_CONTEXT = 8192  # most tokens a sequence gets when nobody asks
 LOGIT_ROWS = 64  # most rows of a run that gives logits for all of them
 _REPACKED = 1.1  # packed weights over the file's, and what packing takes meanwhile
 _GRAPHS = 1 << 28  # compiled kernels and recorded graphs of a device
@@ -42,6 +44,17 @@ class MemoryPlan:
 
 def gib(size: int) -> str:
     return f"{size / 2**30:.1f}" if size >= 2**28 else f"{size / 2**30:.2f}"
+
+
+def usual_context(config: ModelConfig) -> int:
+    """Tokens of a sequence when nobody asks."""
+    return min(config.context_length, DEFAULT_CONTEXT)
+
+
+def cache_shape(config: ModelConfig, cache_format: CacheFormat) -> KvShape:
+    """Keys and values of the layers that have them."""
+    layers = config.recurrent.count(False)
+    return KvShape(layers, config.kv_heads, config.head_size, cache_format)
 
 
 def plan_memory(
