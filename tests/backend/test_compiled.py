@@ -181,7 +181,7 @@ from sparkinfer.backend.compiled import cache_folder, compile_all, set_cache_roo
 from sparkinfer.backend.executor import STOP_ALL
 from sparkinfer.dflash import drift
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
-workers.allowed_cores = lambda: 2
+workers.default_threads = lambda: 2
 exec(sys.argv[2].removeprefix("auto"))
 set_cache_root(Path(sys.argv[1]))
 wanted = [STOP_ALL, drift.KERNEL, tile_kernel("F32", 1, "portable", 16)]
@@ -201,7 +201,7 @@ print(cache_folder())
         ("workers.sys.executable = 'no such program'", True),
         ("workers._PROGRAM = 'raise SystemExit'", True),
         ("workers._PROGRAM = 'import time; input(); print(\"failed\"); time.sleep(9)'", True),
-        ("workers.allowed_cores = lambda: 1", True),
+        ("workers.default_threads = lambda: 1", True),
     ],
 )
 def test_several_are_compiled_by_other_processes_or_here(tmp_path, change, alone):
@@ -269,7 +269,7 @@ def test_code_of_different_processes_goes_together(tmp_path):
 
     for rows in (1, 2, 3):
         compile_in(tmp_path, isa=str(rows), program=APART)
-    found = {path.stem: path.read_bytes() for path in tmp_path.rglob("*.o")}
+    found = {path.stem: path.read_bytes()[32:] for path in tmp_path.rglob("*.o")}
     assert len(found) == 3
     weight = np.arange(64 * 16, dtype=np.float32).reshape(64, 16)
     x = np.eye(3, 64, dtype=np.float32)
@@ -292,3 +292,25 @@ def test_code_shows_others_nothing_but_its_own_name():
         own = [part for part in parts if not part.is_declaration]
         assert [part.name for part in own if part.linkage.name != "internal"] == ["kernel"]
     assert len([f for f in kernel.functions if not f.is_declaration]) > 1
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda kept: kept[:-100], lambda _: b"", lambda kept: kept[::-1]]
+)
+def test_damaged_code_is_compiled_anew(tmp_path, damage):
+    first = compile_in(tmp_path, isa="1", program=APART)
+    (path,) = first.rglob("*.o")
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    compile_in(tmp_path, isa="1", program=APART)
+    assert path.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    from sparkinfer.backend import compiled
+    from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+
+    kernel = compiled.kernel_of(tile_kernel("F32", 1, "portable", 16).origin)
+    monkeypatch.setattr(compiled.Kernel, "_file", lambda _: tmp_path / "nowhere" / "code.o")
+    with pytest.raises(OptionError, match="--cache-dir"):
+        kernel.compile()

@@ -34,6 +34,7 @@ from sparkinfer.errors import OptionError
 Origin = tuple[str, str, tuple[Any, ...], int]
 
 _strangers = count()
+_DIGEST = 32  # bytes before kept code: its hash
 _SEVERAL = 3  # kernels that are worth the start of other processes
 _KEEP = 6  # cache folders of other versions kept beside the current one
 _root: Path | None = None
@@ -122,20 +123,27 @@ class Kernel:
         return code or self.compile()
 
     def code(self) -> bytes | None:
-        """Its object code, where that is kept already."""
+        """Its object code, where that is kept already, and whole: a loader would crash over a part."""
         path = self._file()
         try:
-            return None if path is None else path.read_bytes()
+            kept = b"" if path is None else path.read_bytes()
         except FileNotFoundError:
             return None
+        digest, code = kept[:_DIGEST], kept[_DIGEST:]
+        return code if digest == hashlib.sha256(code).digest() else None
 
     def compile(self) -> bytes:
-        """Compile it, and keep the code where there is a place for it."""
+        """Compile it, and keep the code where that has a place. Raises OptionError for a place that cannot be written."""
         code, path = self._compiled(), self._file()
         if path is not None:  # all of it or nothing: another process may look for it
             part = path.with_name(f"{path.name}.{os.getpid()}")
-            part.write_bytes(code)
-            part.replace(path)
+            try:
+                part.write_bytes(hashlib.sha256(code).digest() + code)
+                part.replace(path)
+            except OSError as error:
+                raise OptionError(
+                    f"cannot keep compiled code in {path.parent} ({error.strerror}); --cache-dir names another"
+                ) from error
         return code
 
     def native(self, n_args: int) -> Callable[..., None]:

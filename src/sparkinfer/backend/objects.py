@@ -18,8 +18,12 @@ def _engine() -> Any:
     """LLVM's loader. It is never freed: code that it loaded may run in any thread."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
-        cpu=llvm.get_host_cpu_name(), reloc="static", codemodel="jitdefault", jit=True
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    machine = target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        reloc="static" if target.name.startswith("x86") else "default",
+        codemodel="jitdefault",
+        jit=True,
     )
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 

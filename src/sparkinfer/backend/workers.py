@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparkinfer.machine import allowed_cores
+from sparkinfer.machine import default_threads
 
 _MOST = 4
 _PACKAGES = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ _own = threading.local()  # each thread's process
 @functools.cache
 def _threads() -> ThreadPoolExecutor | None:
     """A thread for each process; None where one core has to do all."""
-    cores = min(_MOST, allowed_cores())
+    cores = min(_MOST, default_threads())
     return ThreadPoolExecutor(cores, "compiling") if cores > 1 else None
 
 
