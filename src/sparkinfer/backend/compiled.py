@@ -133,7 +133,7 @@ class Kernel:
         return code if digest == hashlib.sha256(code).digest() else None
 
     def compile(self) -> bytes:
-        """Compile it, and keep the code where that has a place. Raises OptionError for a place that cannot be written."""
+        """Compile it, and keep the code where that has a place. Raises OptionError where that cannot be written."""
         code, path = self._compiled(), self._file()
         if path is not None:  # all of it or nothing: another process may look for it
             part = path.with_name(f"{path.name}.{os.getpid()}")
