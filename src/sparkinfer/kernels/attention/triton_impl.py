@@ -356,6 +356,8 @@ def _record_few(
     partial, sums, common = split(recorder, q, shape, params, context, first_row, of_rows)
     programs = common["PROGRAMS"]
     q8, q8_stride = q8_args(out)
+    if out.q8 is not None:
+        recorder.blocked.add(out.f32.address)
     width = shape.heads * shape.head_size
     recorder.launch(
         merge_kernel, (recorder.rows, -(-width // MERGE_COLUMNS)),

@@ -52,6 +52,7 @@ def record(
     width = x.width
     codes = floats = out.f32.array
     if out.q8 is not None:
+        recorder.blocked.add(out.f32.address)
         assert width % 32 == 0, width
         codes, floats = q8_views(out.q8)
     block = max(32, triton.next_power_of_2(width))
