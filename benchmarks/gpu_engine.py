@@ -126,21 +126,40 @@ def timed(target: Target, run: Callable[[], Any], rounds: int) -> float:
 
 
 def decode(target: Target, lengths: list[int], rounds: int, out: Printer) -> None:
-    """Plain decoding after `length` tokens (a cache of zeros: the same work), argmax on the device."""
+    """Plain greedy decoding after `length` tokens (a cache of zeros: the same work), as the engine runs it; `alone_ms`:
+    a forward whose token the host gives and whose result it awaits; `graph_ms`: its graph and a wait.
+    """
     state, stream, first = target.new_state(), tokens(target), None
     for length in lengths:
-        state.assume(length)
-        seconds = timed(target, lambda: target.forward(state, [next(stream)])[0].argmax(), rounds)
+        seconds = steps(target, state, length, rounds)
         first = first or seconds
-        rate = 1 / seconds
+        state.assume(length)
+        alone = timed(target, lambda: target.forward(state, [next(stream)])[0].argmax(), rounds)
         graph = timed(target, target._tape(1, "last").replay, rounds)
         out(
             f"decode at {length}",
             ms=1e3 * seconds,
-            tok_s=rate,
+            tok_s=1 / seconds,
             of_first=first / seconds,
+            alone_ms=1e3 * alone,
             graph_ms=1e3 * graph,
         )
+
+
+def steps(target: Target, state: Any, length: int, rounds: int) -> float:
+    """Mean seconds of a step of plain decoding, the last one's end included."""
+    state.assume(length)
+    decoder, history = AutoregressiveDecoder(target), TokenHistory([0] * length)
+    sampler = Sampler(SamplingParams(temperature=0.0), target.config.n_vocab, seed=0)
+    decoder.begin(state, [next(tokens(target))], sampler, history)
+    count, warm, began = rounds + 4, 4, 0.0
+    for number in range(count):
+        if number == warm:
+            began = time.perf_counter()
+        decoder.step(count - number)
+        decoder.commit(1)
+    target.wait()
+    return (time.perf_counter() - began) / rounds
 
 
 def verify(target: Target, widths: list[int], length: int, rounds: int, out: Printer) -> None:

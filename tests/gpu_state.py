@@ -67,7 +67,8 @@ class State:
     def params(self, **words: int) -> Buffer:
         return params(
             conv=self.conv.data_ptr(), recurrent=self.delta.data_ptr(),
-            **{name: getattr(self, name).data_ptr() for name in RECORDS}, **words,
+            **{name: getattr(self, name).data_ptr() for name in RECORDS},
+            **{"conv_next": self.conv.data_ptr(), "recurrent_next": self.delta.data_ptr(), **words},
         )  # fmt: skip
 
 

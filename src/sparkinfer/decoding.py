@@ -181,6 +181,8 @@ class AutoregressiveDecoder:
 
     def __init__(self, target: TargetLike) -> None:
         self._target, self._read = target, Reader(target)
+        ahead = bool(getattr(target, "runs_ahead", False))
+        self._row_after = getattr(target, "row_after", None) if ahead else None
         self._mode = str(target.plan.get("mode", ""))
         self._state: SequenceLike
         self._sampler: Sampler
@@ -209,8 +211,7 @@ class AutoregressiveDecoder:
         path, mode, rows = PREFILL_PATH, "", 0
         if row is None:
             path, mode, rows = AR_PATH, self._mode, 1
-            last = self._history.output[-1:]
-            row = self._read(self._state, last)[0]
+            row = self._next_row(limit)
         computed = perf_counter()
         choice = self._sampler.choose(row, self._history)
         self._history.push(choice.token)
@@ -223,6 +224,15 @@ class AutoregressiveDecoder:
             rows=rows,
             seconds=seconds,
         )
+
+    def _next_row(self, limit: int) -> Row:
+        """The last token's. Where the target can, it begins with the next one too, unless this one is the last."""
+        last = self._history.output[-1:]
+        if self._row_after is not None and self._sampler.largest_is_enough:
+            row: Row = self._row_after(self._state, last[0], ahead=limit > 1)
+            return row
+        found: Row = self._read(self._state, last)[0]
+        return found
 
     def commit(self, count: int) -> None:
         """A step has one token, and the row it came from is part of the state already."""

@@ -83,7 +83,7 @@ def test_no_request_waits_for_a_window_to_be_recorded(tmp_path):
     draft = load_draft(DRAFT, target)
     build_decoder(target, draft, resolve({"cache_dir": tmp_path}))
     widths = {
-        width for width, rows, taps, _ in target._tapes if taps == draft.taps and rows == "all"
+        width for width, rows, taps, *_ in target._tapes if taps == draft.taps and rows == "all"
     }
     assert widths >= set(range(2, min(draft.max_depth + 1, target.max_width) + 1))
     target.close()

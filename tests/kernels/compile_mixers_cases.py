@@ -5,7 +5,7 @@ import json
 import torch
 from compile_sm90 import activation, buffer, compile_all, recorder
 
-from sparkinfer.kernels.argmax import argmax
+from sparkinfer.kernels.argmax import argmax, argmax_words
 from sparkinfer.kernels.attention import triton_impl as split
 from sparkinfer.kernels.attention.triton_wide import record_wide
 from sparkinfer.kernels.block_conv import BlockConv, block_conv, block_conv_add
@@ -108,6 +108,9 @@ def other_cases():
     block_conv_add(run, buffer(16, 2048), buffer(16, 256), convolution, buffer(16, 2048))
     copy_rows(run, buffer(16, 2048), buffer(16, 2048))
     argmax(run, buffer(16, 248320), buffer(16, 2, torch.int64), 248320)
+    yield run
+    run, words = recorder(1), buffer(1, 40, torch.int64)
+    argmax_words(run, buffer(1, 248320), buffer(1, 1, torch.int64), 248320, words, first=20)
     yield run
     run = recorder(2)
     words = buffer(1, 40, torch.int64)

@@ -12,7 +12,8 @@ import pytest
 from gpu_state import Cache
 from kernel_machine import assert_close, random_rows, same_bits
 
-from sparkinfer.kernels.argmax import argmax
+from sparkinfer.kernels import run_params as P
+from sparkinfer.kernels.argmax import argmax, argmax_words
 from sparkinfer.kernels.argmax.reference import argmax as argmax_reference
 from sparkinfer.kernels.block_conv import BlockConv, block_conv, block_conv_add
 from sparkinfer.kernels.block_conv.reference import block_conv as block_conv_reference
@@ -181,3 +182,38 @@ def test_argmax_writes_tokens_for_another_run():
     assert wanted[[0, 1, 3]].tolist() == argmax_reference(logits[[0, 1, 3]], n_vocab)[:, 0].tolist()
     np.testing.assert_array_equal(gpu.host(tokens)[0], [-7] * 5 + wanted.tolist() + [-7] * 3)
     assert gpu.host(out)[:, 1].tolist() == [1, 1, 0, 1]
+
+
+def words_of(logits, n_vocab, serial):
+    found = argmax_reference(logits, n_vocab)
+    return [serial << 33 | int(finite) << 32 | int(best) for best, finite in found]
+
+
+def test_argmax_words():
+    """A word a row, with the replay's serial."""
+    n_vocab, serial = 300, 2**30 - 1
+    logits = np.random.default_rng(5).standard_normal((4, 304), np.float32)
+    logits[1, 7] = np.inf
+    out = gpu.filled(np.full((4, 1), -7, np.int64))
+    recorder = gpu.backend().recorder(3)
+    argmax_words(recorder, gpu.filled(logits), out, n_vocab, gpu_state.params(serial=serial))
+    gpu.run(recorder)
+    assert gpu.host(out)[:, 0].tolist() == [*words_of(logits[:3], n_vocab, serial), -7]
+
+
+def test_argmax_of_one_row_makes_the_parameters_of_the_next():
+    n_vocab, column = 300, P.WORDS + 1
+    logits = np.random.default_rng(6).standard_normal((1, 304), np.float32)
+    before = np.zeros((1, P.WORDS + 3), np.int64)
+    names = ("position", "conv", "conv_next", "recurrent", "recurrent_next", "serial", "keys")
+    at = [getattr(P, name.upper()) // 8 for name in names]
+    before[0, at] = 9, 100, 200, 300, 400, 2**30 - 1, 77
+    params, out = gpu.filled(before), gpu.filled(np.zeros((1, 1), np.int64))
+    recorder = gpu.backend().recorder(1)
+    argmax_words(recorder, gpu.filled(logits), out, n_vocab, params, first=column)
+    gpu.run(recorder)
+    best = int(argmax_reference(logits, n_vocab)[0, 0])
+    assert gpu.host(out)[0, 0] == words_of(logits, n_vocab, 2**30 - 1)[0]
+    after = gpu.host(params)[0]
+    assert after[at].tolist() == [10, 200, 100, 400, 300, 0, 77]
+    assert after[P.WORDS :].tolist() == [0, best, 0]

@@ -39,36 +39,39 @@ def draft(target, tmp_path):
     return load_draft(tmp_path, target)
 
 
-def output(decoder, target, prompt, temperature, each=lambda: None):
-    """COUNT tokens; `each` after every step."""
+def output(decoder, target, prompt, temperature):
+    """COUNT tokens."""
     sampler = Sampler(SamplingParams(temperature=temperature), target.config.n_vocab, seed=7)
     history = TokenHistory(prompt)
     decoder.begin(target.new_state(), prompt, sampler, history)
     while (left := COUNT - len(history.output)) > 0:
         result = decoder.step(left)
-        each()
         decoder.commit(min(len(result.tokens), left))
     return list(history.output)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_that_stay_on_the_device_are_those_the_host_reads(target, draft, temperature):
+def test_tokens_that_stay_on_the_device_are_those_the_host_reads(
+    target, draft, temperature, monkeypatch
+):
     prompt = gm.tokens(20)
     plain = output(AutoregressiveDecoder(target), target, prompt, temperature)
     decoder = DFlashDecoder(target, draft, Forced("fixed", [(DEPTH + 1, "window")]), Paths(target))
     assert draft.runs_ahead
-    windows = 0
+    begin_next, windows, begun = DFlashDecoder._begin_next, 0, 0
 
-    def compared():
-        nonlocal windows
-        window = decoder._current.window
-        if len(window) > 1:
-            sent = target._intake.params.array[0, P.WORDS : P.WORDS + len(window)].tolist()
-            assert sent == list(window)
-            windows += 1
+    def compared(self, step, limit):
+        nonlocal windows, begun
+        sent = target._intake.params.array[0, P.WORDS : P.WORDS + len(step.window)].tolist()
+        assert sent == list(step.window)
+        windows += 1
+        begin_next(self, step, limit)  # the next block leaves its tokens in the same place
+        begun += self._begun is not None
 
-    assert output(decoder, target, prompt, temperature, compared) == plain
+    monkeypatch.setattr(DFlashDecoder, "_begin_next", compared)
+    assert output(decoder, target, prompt, temperature) == plain
     assert windows > COUNT // (DEPTH + 2)
+    assert begun > windows // 2
 
 
 def test_accepted_windows_that_run_ahead_are_plain_decodings(target, draft):

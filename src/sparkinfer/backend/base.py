@@ -8,10 +8,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sparkinfer.backend.board import Board
 
 CacheFormat = Literal["f32", "f16", "q8_0"]  # of keys and values
 
@@ -149,6 +152,9 @@ class Memory(Protocol):
     def copy(self, array: Any) -> Any:
         """An independent copy."""
 
+    def join(self) -> None:
+        """What comes now is to see the results of what was started `beside` other work."""
+
 
 class Backend(Memory, Protocol):
     """Where a model's buffers live and its tapes run."""
@@ -198,6 +204,17 @@ class Backend(Memory, Protocol):
     ) -> None:
         """Make tapes of this backend ready ahead of use; `progress(done, total)`."""
 
+    def board(self, rows: int) -> "Board | None":
+        """What a device tells the host about so many rows; None on the host."""
+
+    def mark(self) -> None:
+        """What is started `beside` later needs nothing but what was started up to now."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What is started inside may run beside what is started after it, until `join`. It writes nothing that others
+        read or write until then, and uses no scratch memory.
+        """
+
     def wait(self) -> None:
         """Return when everything that was replayed has run."""
 
@@ -224,6 +241,9 @@ class HostMemory:
 
     def copy(self, array: Any) -> Any:
         return array.copy()
+
+    def join(self) -> None:
+        """Nothing runs beside anything."""
 
 
 class Arena:

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -324,6 +324,15 @@ class CpuBackend(HostMemory):
 
     def mailbox(self, buffer: Buffer) -> Mailbox:
         return HostMailbox(buffer)
+
+    def board(self, rows: int) -> None:
+        """The host reads what tapes leave in buffers."""
+
+    def mark(self) -> None:
+        """Nothing runs beside anything."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def prepare(
         self, tapes: Sequence[Any], progress: Callable[[int, int], None] | None = None

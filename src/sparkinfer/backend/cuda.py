@@ -16,6 +16,9 @@ import triton
 from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer, CacheFormat
+from sparkinfer.backend.board import Board
+from sparkinfer.backend.launchers import Turns
+from sparkinfer.backend.mailbox import POSTS, PinnedMailbox
 from sparkinfer.backend.sources import hash_sources
 from sparkinfer.errors import UnsupportedError
 from sparkinfer.machine import available_memory
@@ -23,7 +26,9 @@ from sparkinfer.machine import available_memory
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that scratch memory is sized for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
 COMPILERS = 16  # threads that compile kernels
-POSTS = 4  # messages of a mailbox that may be on their way: a step of DFlash sends two
+_TURNS = Turns(triton.knobs.build.cc)
+if triton.knobs.build.impl is None:
+    triton.knobs.build.impl = _TURNS.build
 _DTYPES = {
     np.dtype(np.float32): torch.float32,
     np.dtype(np.float16): torch.float16,
@@ -103,34 +108,6 @@ class Transfer:
 
     def run(self) -> None:
         self.target.copy_(self.source, non_blocking=True)
-
-
-class CudaMailbox:
-    """Pinned rows in turn, so that one is written while the device has yet to read those before it."""
-
-    def __init__(self, backend: "CudaBackend", buffer: Buffer) -> None:
-        self._backend, self._target = backend, buffer.array[0]
-        shape = (POSTS, buffer.width)
-        self._rows = torch.zeros(
-            shape, dtype=buffer.array.dtype, pin_memory=not backend.interpreted
-        )
-        self._host = self._rows.numpy()
-        self._ways: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._sent, self._waits = 0, backend.waits
-
-    def send(self, values: Sequence[int]) -> None:
-        if self._waits != self._backend.waits:
-            self._sent, self._waits = 0, self._backend.waits
-        if self._sent == POSTS:
-            self._backend.wait()
-            self._sent, self._waits = 0, self._backend.waits
-        post, count = self._sent, len(values)
-        self._sent += 1
-        self._host[post, :count] = values
-        way = self._ways.get((post, count))
-        if way is None:
-            way = self._ways[post, count] = self._target[:count], self._rows[post, :count]
-        way[0].copy_(way[1], non_blocking=True)
 
 
 class CudaTape:
@@ -295,10 +272,13 @@ class CudaBackend:
             capability = torch.cuda.get_device_capability(self.device)
             self.overlaps = capability >= (9, 0)
             self.warpgroups = capability[0] == 9 and triton.__version__.startswith("3.6.")
+            self._other = torch.cuda.Stream(self.device)
+            self._needed, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[int, torch.Tensor] = {}
         self._compiled: set[Any] = set()
-        self.waits = 0  # times that the host has waited for everything
+        self.waits = 0  # times that the host has waited
+        self._parted = False  # something was started on the other stream since they were joined
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -338,6 +318,7 @@ class CudaBackend:
 
     def zeros(self, shape: Sequence[int], dtype: Any = np.float32) -> torch.Tensor:
         """Zeroed device memory. Raises MemoryError."""
+        self.join()  # the memory may have been that of something in use on the other stream
         try:
             return torch.zeros(tuple(shape), dtype=_DTYPES[np.dtype(dtype)], device=self.device)
         except torch.OutOfMemoryError as error:
@@ -347,6 +328,7 @@ class CudaBackend:
         return array.data_ptr()
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
+        self.join()
         return array.clone()
 
     def buffer(
@@ -391,8 +373,21 @@ class CudaBackend:
             )
         return self._staging[buffer.address]
 
-    def mailbox(self, buffer: Buffer) -> CudaMailbox:
-        return CudaMailbox(self, buffer)
+    def mailbox(self, buffer: Buffer) -> PinnedMailbox:
+        shape, dtype = (2 * POSTS, buffer.width), buffer.array.dtype
+        rows = torch.zeros(shape, dtype=dtype, pin_memory=not self.interpreted)
+        return PinnedMailbox(self, buffer.array[0], rows)
+
+    def board(self, rows: int) -> Board:
+        # 16 bytes a row: a kernel that begins at another row is compiled for such addresses as well.
+        words = torch.zeros((rows, 2), dtype=torch.int64, pin_memory=not self.interpreted)
+        seen = memoryview(words.numpy()[:, 0])
+        buffer = Buffer(words[:, :1], words.data_ptr(), rows, 1, 16)
+        return Board(buffer, seen, self._ended, self._waited)
+
+    def _ended(self) -> bool:
+        """Raises what torch raises for a device that has failed."""
+        return self.interpreted or bool(torch.cuda.current_stream(self.device).query())
 
     def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """At least `count` elements, shared by everything that asks for this name and type."""
@@ -420,14 +415,17 @@ class CudaBackend:
         with ThreadPoolExecutor(COMPILERS) as pool:
             jobs = [pool.submit(self._compile, launch) for launch in fresh.values()]
             for done, job in enumerate(jobs, 1):
-                job.result()._init_handles()  # not side by side: launchers are modules of one name
+                job.result()
                 if progress:
                     progress(done, len(jobs))
         self._compiled |= fresh.keys()
 
-    def _compile(self, launch: Launch) -> Any:
+    def _compile(self, launch: Launch) -> None:
+        """Compile and load."""
         torch.cuda.set_device(self.device)
-        return launch.compile()
+        compiled = launch.compile()
+        with _TURNS.taken():
+            compiled._init_handles()
 
     def prepare(
         self, tapes: Iterable[CudaTape], progress: Callable[[int, int], None] | None = None
@@ -439,10 +437,36 @@ class CudaBackend:
         for tape in tapes:
             tape.prepare()
 
+    def mark(self) -> None:
+        """What is started `beside` later needs nothing but what was started up to now."""
+        if self.graphs:
+            self._needed.record(torch.cuda.current_stream(self.device))
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """On another stream, after the last `mark`."""
+        if not self.graphs:
+            yield
+            return
+        self._other.wait_event(self._needed)
+        with torch.cuda.stream(self._other):
+            yield
+            self._done.record()
+        self._parted = True
+
+    def join(self) -> None:
+        if self._parted:
+            torch.cuda.current_stream(self.device).wait_event(self._done)
+            self._parted = False
+
     def wait(self) -> None:
         """Return when everything that was started is done; staging memory may be read and written then."""
+        self.join()
         if not self.interpreted:
-            torch.cuda.current_stream(self.device).synchronize()
+            torch.cuda.synchronize(self.device)
+        self._waited()
+
+    def _waited(self) -> None:
         self.waits += 1
 
     def close(self) -> None:

@@ -86,6 +86,10 @@ class BlockDraft:
             links=_links(backend, output) if chained and backend.on_host else None,
             choosing=choosing, mask=None if mask is None or backend.on_host else _row(backend, mask),
         )  # fmt: skip
+        self._begun = (
+            0,
+            0,
+        )  # length and rows of context rows that are there or on their way already
         self._occurring = occurring
         if occurring is not None:
             occurring.link(self.tapes.links)
@@ -107,6 +111,7 @@ class BlockDraft:
             raise RequestError(
                 f"{len(tokens)} tokens exceed the draft's context of {self._rows.context}"
             )
+        self._begun = (0, 0)
         self._rows.begin(tokens)
         if self._occurring is not None:
             self._occurring.saw(tokens)
@@ -132,8 +137,24 @@ class BlockDraft:
         if self._occurring is not None:
             self._occurring.saw(tokens)
 
+    def extend_ahead(self, count: int) -> None:
+        """Start context rows for tokens that the target computes just now, before it is known how many of them stay:
+        those that `extend` is given next have their rows then. Only where features are read from the target's memory.
+        """
+        rows = self._rows
+        if self.tapes.tapped is None or rows.length + count > rows.context:
+            return
+        rows.make_room(count)
+        self.tapes.intake.send(self._words(count))
+        self.tapes.context(count, tapped=True).start()
+        self._begun = rows.length, count
+
     def _extend(self, tokens: Sequence[int], features: Features) -> None:
         count, there = len(tokens), self._tapped(features)
+        (length, begun), self._begun = self._begun, (0, 0)
+        if there and length == self._rows.length and count <= begun:
+            self._rows.append(tokens)
+            return
         if self._backend.on_host:
             self._backend.wait()
         self._rows.make_room(count)
@@ -177,6 +198,7 @@ class BlockDraft:
         before = markov.before.row(anchor) if links is not None and markov is not None else None
         if self._backend.on_host:
             self._backend.wait()
+        self._begun = (0, 0)
         self._rows.make_room(rows)
         self._send(anchor, rows)
         if links is not None and before is not None:
@@ -185,6 +207,7 @@ class BlockDraft:
 
     def assume(self, length: int) -> None:
         self._backend.wait()
+        self._begun = (0, 0)
         self._rows.assume(length)
 
     def warm_up(self, progress: Progress | None = None) -> None:

@@ -16,7 +16,7 @@ from sparkinfer.decoding import (
     TargetLike,
 )
 from sparkinfer.dflash.accept import RULES, Match
-from sparkinfer.dflash.base import Chosen, Draft, Features, Row
+from sparkinfer.dflash.base import Ahead, Chosen, Draft, Features, Row
 from sparkinfer.dflash.planner import Decision, Observed, Policy
 from sparkinfer.dflash.verify import Batched, Judge, Paths, Verified, VerifyPath, VerifyTarget
 from sparkinfer.sampling import Choice, Sampler, TokenHistory
@@ -117,6 +117,9 @@ class DFlashDecoder:
         self._seen = False  # the draft at work, in any request
         self._expected = 1.0
         self._learning = 0.0  # seconds of the last look at a step
+        # The next step's block, started already: its anchor, its slots, the draft's length; and how wide steps were.
+        self._begun: tuple[tuple[int, int, int], Ahead] | None = None
+        self._last_width = 0
         self._tokens: list[int] = []  # whose features wait, in the first rows of `_features`
         self._features: Features | None = None
 
@@ -155,6 +158,7 @@ class DFlashDecoder:
         self._state, self._sampler, self._history = state, sampler, history
         self.paths.read.sampler = sampler
         self._first, self._counts, self._why = None, _Counts(), ""
+        self._begun, self._last_width = None, 0
         self.paths.refusals.clear()
         self.target.set_taps(self.draft.taps)
         self.draft.begin(state.tokens)
@@ -187,7 +191,7 @@ class DFlashDecoder:
         computing = perf_counter()
         if decision.width > 1:
             step.planning = computing - started + self._learning
-            return self._speculate(step, decision)
+            return self._speculate(step, decision, limit)
         row = self.paths.read(self._state, self._history.output[-1:])[0]
         return self._single(step, row, computing)
 
@@ -264,7 +268,28 @@ class DFlashDecoder:
         likeliest = self.rule == "match" or self._sampler.params.greedy
         return self._asynchronous and likeliest and bool(getattr(self.draft, "runs_ahead", False))
 
-    def _speculate(self, step: _Step, decision: Decision) -> StepResult:
+    def _block(self, anchor: int, count: int) -> Ahead:
+        """The block of this step, which may have been started in the one before."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == (anchor, count, self.draft.length):
+            return begun[1]
+        found: Ahead = self.draft.propose_ahead(anchor, count)  # type: ignore[attr-defined]
+        return found
+
+    def _begin_next(self, step: _Step, limit: int) -> None:
+        """Start the next step's block where that will likely have this one's width, before the host does anything else:
+        a device would have nothing to do meanwhile.
+        """
+        usual, self._last_width = self._last_width, step.width
+        kept, anchor = len(step.choices), step.choices[-1].token
+        room = self._state.context - step.length - kept
+        if step.width != usual or anchor in self._sampler.stop_ids:
+            return
+        if step.width <= min(limit - kept, room):
+            key = (anchor, step.width - 1, self.draft.length)
+            self._begun = key, self.draft.propose_ahead(anchor, step.width - 1)  # type: ignore[attr-defined]
+
+    def _speculate(self, step: _Step, decision: Decision, limit: int) -> StepResult:
         started, judging = perf_counter(), 0.0
 
         def timed(index: int, row: Row) -> bool:
@@ -279,8 +304,9 @@ class DFlashDecoder:
         if isinstance(path, Batched):
             self._flush()
             step.verify, anchor, count = path, self._history.output[-1], step.width - 1
-            ahead = self.draft.propose_ahead(anchor, count)  # type: ignore[attr-defined]
+            ahead = self._block(anchor, count)
             finish = self.target.verify_ahead(self._state, anchor, count, ahead.known)  # type: ignore[attr-defined]
+            self.draft.extend_ahead(step.width)  # type: ignore[attr-defined]
             drafted = perf_counter()
             step.window, rows = finish(ahead.told)
             if decision.learns and ahead.claims is not None:
@@ -305,6 +331,8 @@ class DFlashDecoder:
             # The draft's rows are computed while the host goes on; no forward comes before the commit.
             step.given = len(step.choices)
             self.draft.extend(step.window[: step.given], verified.features[: step.given])
+            if path is step.verify:
+                self._begin_next(step, limit)
         else:
             self._keep(step.window, verified.features)
         step.seconds = {

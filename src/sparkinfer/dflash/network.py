@@ -166,7 +166,7 @@ class Tapes:
             greedy_chain(run.recorder, self.logits, ids, self._token_links, self.found)
             run.recorder.deliver(self.found.found)
             return run.recorder.finish()
-        self.readout.record(run.recorder, self._tokens)
+        self.readout.record(run.recorder, self.params, self._tokens)
         if self.selected is not None:
             run.recorder.deliver(self.selected)
         if self.picks is not None:

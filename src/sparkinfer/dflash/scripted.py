@@ -87,6 +87,9 @@ class ScriptedDraft:
         if self.inner:
             self.inner.assume(length)
 
+    def extend_ahead(self, count: int) -> None:
+        self.inner.extend_ahead(count)  # type: ignore[union-attr]
+
     @property
     def runs_ahead(self) -> bool:
         """As the network: its tokens are not waited for either."""

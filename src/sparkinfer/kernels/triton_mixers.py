@@ -24,6 +24,9 @@ WORD_DECAY_RECORD = tl.constexpr(P.DECAY_RECORD // 8)
 WORD_COMMIT_ROWS = tl.constexpr(P.COMMIT_ROWS // 8)
 WORD_FIRST = tl.constexpr(P.FIRST // 8)
 WORD_ROTATION = tl.constexpr(P.ROTATION // 8)
+WORD_CONV_NEXT = tl.constexpr(P.CONV_NEXT // 8)
+WORD_RECURRENT_NEXT = tl.constexpr(P.RECURRENT_NEXT // 8)
+WORD_SERIAL = tl.constexpr(P.SERIAL // 8)
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer, ties to even
 
 # Products and sums stay apart where a kernel does not ask for tl.fma: the bits do not depend on the variant.

@@ -24,17 +24,17 @@ from sparkinfer.models.readout import Readout
 from sparkinfer.models.screening import Screening
 from sparkinfer.models.table import Table
 from sparkinfer.models.workspace import Workspace
-from sparkinfer.sampling.lazy import LazyRows
+from sparkinfer.sampling.lazy import LazyRow, LazyRows
 from sparkinfer.state import Sequence, StateShape
 
 Rows = Literal["last", "all", "none"]
 Logits = Any  # float32 [rows, n_vocab], or LazyRows where logits stay on a device
 Progress = Callable[[int, int], None]
 LoadProgress = Callable[[str, int, int], None]
-_POSITION, _ADVANCE, _KEYS, _VALUES, _HEAD_BYTES, _CONV, _ATTENTION_CHUNKS = (
+_POSITION, _ADVANCE, _KEYS, _VALUES, _HEAD_BYTES, _CONV, _ATTENTION_CHUNKS, _CONV_NEXT = (
     offset // 8
     for offset in (
-        P.POSITION, P.ADVANCE, P.KEYS, P.VALUES, P.HEAD_BYTES, P.CONV, P.ATTENTION_CHUNKS,
+        P.POSITION, P.ADVANCE, P.KEYS, P.VALUES, P.HEAD_BYTES, P.CONV, P.ATTENTION_CHUNKS, P.CONV_NEXT,
     )
 )  # fmt: skip
 
@@ -49,6 +49,17 @@ class Network:
     rope_table: Buffer
     coarse: Any | None = None  # of the head, where greedy decoding screens it
     embedding: Weight | None = None  # where the host does not write the stream itself
+
+
+@dataclass
+class _Ahead:
+    """A run that was started for the likeliest token after a state (`stamp`), before the host knows which that is."""
+
+    stamp: tuple[int, int]
+    serial: int
+    place: int
+    taps: tuple[int, ...]
+    token: int | None = None  # once the host knows it
 
 
 class Target:
@@ -82,11 +93,12 @@ class Target:
                 backend, network.head, network.coarse, logits, config.n_vocab
             )
         self._whole_heads: dict[int, Tape] = {}
-        self._tapes: dict[tuple[int, Rows, tuple[int, ...], bool], Tape] = {}
+        self._tapes: dict[tuple[int, Rows, tuple[int, ...], bool, int], Tape] = {}
         self._commit: Tape | None = None
         name = "token_embd.weight"
         self.embedding = Table(file.tensors[name].type_name, file.blocks(name))
         self._intake = Intake(backend, self._x, self.embedding, network.embedding)
+        self._ahead: _Ahead | None = None
         self._busy = threading.Lock()
 
     def new_state(self, context: int | None = None) -> Sequence:
@@ -148,7 +160,7 @@ class Target:
                 state.hold(tokens)
             else:
                 state.extend(tokens)
-        return LazyRows(picks, _Whole(self, width), self.config.n_vocab)
+        return LazyRows(picks.tolist(), _Whole(self, width), self.config.n_vocab)
 
     @property
     def screened(self) -> dict[str, float] | None:
@@ -190,18 +202,61 @@ class Target:
         self._check(state, window, verify=True)
         with self._busy:
             tape, words = self._tape(len(window), "all"), self._words(state, len(window), False)
+            self.backend.join()
             self._intake.send(words, window if drafts is not None else [anchor])
             state.hold(window)  # their rows are about to be overwritten
             tape.replay()
+            self.backend.mark()
+            serial = self._intake.serial
 
         def finish(told: Callable[[], Ids[int]]) -> tuple[list[int], Logits]:
             with self._busy:
-                rows = self._readout.read(len(window))
+                rows = self._readout.read(len(window), serial=serial)
                 tokens = [anchor, *told()]
                 state.hold(tokens)
                 return tokens, rows
 
         return finish
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether `row_after` can start a run before the host knows its token."""
+        return self.asynchronous and self._intake.column(0) is not None
+
+    def row_after(self, state: Sequence, token: int, *, ahead: bool) -> LazyRow:
+        """`forward` of one token: its row. Only if it `runs_ahead`.
+
+        `ahead`: most likely the row's best token comes next. So its run is started too, before this one's row is
+        waited for. It leaves the state alone: a recurrent state is brought forward into a second one, and the two
+        change places when that token does come. Raises RequestError for a bad token or no room.
+        """
+        self._check(state, [token], verify=False)
+        with self._busy:
+            known, self._ahead = self._ahead, None
+            run = known if known is not None and self._holds(known, state, token) else None
+            if run is None:
+                run = _Ahead(state.stamp, 0, 0, self.taps)
+                self._send(state, [token], advance=True, apart=True)
+                self._tape(1, "last").replay()
+                run.serial = self._intake.serial
+            state.begin()
+            if state.recurrent is not None:
+                state.recurrent.change_places()
+            state.extend([token])
+            following = None
+            if ahead and state.length < state.context:
+                following = _Ahead(state.stamp, self._intake.passed(), 1 - run.place, self.taps)
+                state.expect()
+                self._tape(1, "last", place=following.place).replay()
+            row: LazyRow = self._readout.read(1, run.place, run.serial)[0]
+            if following is not None:
+                following.token, self._ahead = row.best, following
+            return row
+
+    def _holds(self, run: _Ahead, state: Sequence, token: int) -> bool:
+        """Whether a run ahead is this token's after this state, and the last one there was."""
+        same = run.stamp == state.stamp and run.token == token
+        return same and run.serial == self._intake.serial and run.taps == self.taps
 
     def prefill(
         self, state: Sequence, tokens: Ids[int], progress: Progress | None = None
@@ -252,6 +307,8 @@ class Target:
         for width in widths:
             rows: Rows = "all" if 1 < width <= MAX_WIDTH else "last"
             tapes.append(self._tape(width, rows))
+            if width == 1 and self.runs_ahead and not self.taps:
+                tapes.append(self._tape(width, rows, place=1))
             if self._screening is not None and width <= MOST_ROWS:
                 tapes.append(self._tape(width, rows, screened=True))
         if any(self.config.recurrent):
@@ -297,13 +354,26 @@ class Target:
         else:
             rows_run = rows
         tape = self._tape(width, rows_run)
-        self._intake.send(self._words(state, width, advance), tokens)
+        self._send(state, tokens, advance=advance)
         tape.replay()
+        if not advance:
+            self.backend.mark()
+        serial = self._intake.serial
         if rows == "none":
             return self._readout.buffer.array[:0]
         if rows == "last":
-            return self._readout.read(1, width - 1 if rows_run == "all" else 0)
-        return self._readout.read(width)
+            return self._readout.read(1, width - 1 if rows_run == "all" else 0, serial)
+        return self._readout.read(width, serial=serial)
+
+    def _send(
+        self, state: Sequence, tokens: Ids[int], *, advance: bool, apart: bool = False
+    ) -> None:
+        """Give the next run its parameters and tokens; `apart`: it leaves recurrent states in the spare ones."""
+        self.backend.join()
+        words = self._words(state, len(tokens), advance)
+        if apart and state.recurrent is not None:
+            words[_CONV_NEXT : _CONV_NEXT + 2] = state.recurrent.spare()
+        self._intake.send(words, tokens)
 
     def _words(self, state: Sequence, width: int, advance: bool) -> list[int]:
         """The parameters of a run."""
@@ -313,11 +383,13 @@ class Target:
         p[_ATTENTION_CHUNKS] = attention_chunks(length, width, self.config.kv_heads)
         if state.recurrent is not None:
             p[_CONV : _CONV + 6] = state.recurrent.addresses
+            p[_CONV_NEXT : _CONV_NEXT + 2] = state.recurrent.live
         return p
 
-    def _tape(self, width: int, rows: Rows, *, screened: bool = False) -> Tape:
-        key = (width, rows, self.taps, screened)
-        tape = self._tapes.get(key) or self._record(width, rows, screened)
+    def _tape(self, width: int, rows: Rows, *, screened: bool = False, place: int = 0) -> Tape:
+        """`place`: the row of the readout for the last row's logits."""
+        key = (width, rows, self.taps, screened, place)
+        tape = self._tapes.get(key) or self._record(width, rows, screened, place)
         if self.backend.on_host or width <= MAX_WIDTH or width == self.backend.chunk:
             self._tapes[key] = tape
         return tape
@@ -328,16 +400,16 @@ class Target:
             self.network.rope_table, self.context, self.config.eps,
         )  # fmt: skip
 
-    def _record(self, width: int, rows: Rows, screened: bool) -> Tape:
+    def _record(self, width: int, rows: Rows, screened: bool, place: int) -> Tape:
         network, run = self.network, self._run_of(width)
         self._intake.record(run.recorder)
         for index, (mixer, feed_forward) in enumerate(network.blocks):
             mixer.record(run)
             feed_forward.record(run)
-            for place, layer in enumerate(self.taps):
+            for tap, layer in enumerate(self.taps):
                 if layer == index:
                     tapped = self.features(len(self.taps))
-                    run.copy_stream(_columns(tapped, place, self.config.n_embd))
+                    run.copy_stream(_columns(tapped, tap, self.config.n_embd))
         if rows != "none":
             if rows == "last":
                 run = replace(run, x=self._x.part(width - 1, 1))
@@ -346,15 +418,22 @@ class Target:
                 x = run.norm(network.output_norm, [network.head])
                 self._screening.record(run.recorder, x)
             else:
-                self._head(run)
-                self._readout.record(run.recorder)
+                self._head(run, place)
+                # A single row leaves what a run of its best token needs, where that can be.
+                follows = width == 1 and rows == "last" and self.runs_ahead
+                self._readout.record(
+                    run.recorder,
+                    self._intake.params,
+                    row=place,
+                    follows=P.WORDS if follows else None,
+                )
         return run.recorder.finish()
 
-    def _head(self, run: Run) -> None:
-        """All logits of the run's rows."""
-        head = self.network.head
+    def _head(self, run: Run, place: int = 0) -> None:
+        """All logits of the run's rows, in the readout's rows from `place` on."""
+        head, out = self.network.head, self._readout.buffer
         x = run.norm(self.network.output_norm, [head])
-        linear(run.recorder, x, [head], [self._readout.buffer])
+        linear(run.recorder, x, [head], [out.part(place, 1) if place else out])
 
     def _advance(self, state: Sequence, tokens: Ids[int]) -> None:
         self.forward(state, tokens, rows="none")
@@ -364,8 +443,9 @@ class Target:
         with self._busy:
             tape, words = self._commit_tape(), self._words(state, count, advance=False)
             words[P.COMMIT_ROWS // 8] = count
-            self._intake.send(words)
-            tape.replay()
+            with self.backend.beside():  # what a draft does next reads no state
+                self._intake.send(words)
+                tape.replay()
 
     def _commit_tape(self) -> Tape:
         assert self.state_shape.recurrent is not None

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparkinfer.backend.base import Backend, Buffer, Recorder, Weight
+from sparkinfer.backend.board import SERIALS
 from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.embed import embed
 from sparkinfer.models.table import Table
+
+_SERIAL = P.SERIAL // 8
 
 
 class Intake:
@@ -33,6 +36,7 @@ class Intake:
         self.params = backend.buffer(1, P.WORDS + room, np.int64)
         self._mailbox = backend.mailbox(self.params)
         self.rows = backend.staging(x)
+        self.serial = 0  # of the last run that was given something
 
     def column(self, row: int) -> tuple[Buffer, int] | None:
         """Where a device may write the token of a row itself, ahead of a run; None where the host writes `rows`."""
@@ -46,18 +50,25 @@ class Intake:
         scale = float(self._scale)
         embed(recorder, self._packed, self.params, P.WORDS, self._x, scale=scale, mask=self._mask)
 
+    def passed(self) -> int:
+        """The next run's serial: of one that is about to be given its parameters, or has them (`argmax_words`)."""
+        self.serial = (self.serial + 1) % SERIALS
+        return self.serial
+
     def expand(self, token: int) -> None:
         """Do what `send` has to do for a token and need not wait for."""
         if self._packed is None:
             self._table.row(token)
 
     def send(self, words: list[int], tokens: Sequence[int] = ()) -> None:
-        """Give the next run its parameters (P.WORDS numbers) and tokens, also while something runs.
+        """Give the next run its parameters (P.WORDS numbers, of which the serial is put in here) and tokens, also while
+        something runs.
 
         Rows without a token here have the one that the device has written (`column`).
 
         Without `packed` the host writes `rows`, so it waits until nothing runs.
         """
+        words[_SERIAL] = self.passed()
         if self._packed is not None:
             self._mailbox.send([*words, *tokens])
             return

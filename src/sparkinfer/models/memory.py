@@ -76,7 +76,8 @@ def plan_memory(
     recurrent = shape.recurrent
     state = 0
     if recurrent is not None:
-        state = recurrent.state_bytes * (1 + MARKS) + recurrent.record_bytes
+        copies = 1 + MARKS + backend.asynchronous  # one for a run ahead
+        state = recurrent.state_bytes * copies + recurrent.record_bytes
     logits = min(LOGIT_ROWS, backend.chunk) * config.n_vocab
     turned = 0
     if shape.kv.format == "q8_0" and not backend.on_host:  # prompts read a layer as float16

@@ -1,6 +1,6 @@
 """Rows of logits that are still on a device: most choices need only the largest."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,15 @@ class LazyRow:
 
 
 class LazyRows:
-    """Rows of one forward. `picks` int64 [rows, 2]: best id, and whether the row is finite."""
+    """Rows of one forward. `picks`: of each row its best id, and whether it is finite."""
 
     def __init__(
-        self, picks: NDArray[np.int64], fetch: Callable[[int], NDArray[np.float32]], n_vocab: int
+        self,
+        picks: Sequence[tuple[int, bool]],
+        fetch: Callable[[int], NDArray[np.float32]],
+        n_vocab: int,
     ) -> None:
-        self._picks, self._fetch = picks.tolist(), fetch
+        self._picks, self._fetch = picks, fetch
         self.shape = (len(picks), n_vocab)
 
     def __len__(self) -> int:

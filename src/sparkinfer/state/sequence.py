@@ -111,6 +111,16 @@ class Sequence:
         self._length += len(tokens)
         self._torn = False
 
+    def expect(self) -> None:
+        """Note that the target writes the cache row of a token that nobody knows yet; the state stays as it is."""
+        self._pending = []
+        self._overwrite([0])
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Equal as long as the state is: it changes with every token that comes, goes or is overwritten."""
+        return self._length, self._stamps[self._length - 1] if self._length else 0
+
     def hold(self, tokens: Ids[int]) -> None:
         """Note a verified window: its cache rows are written, nothing is committed."""
         self._overwrite(tokens)

@@ -23,3 +23,24 @@ def argmax(
         record(recorder, logits, out, n_vocab)
     else:
         record(recorder, logits, out, n_vocab, tokens)
+
+
+def argmax_words(
+    recorder: Recorder,
+    logits: Buffer,
+    out: Buffer,
+    n_vocab: int,
+    params: Buffer,
+    *,
+    tokens: tuple[Buffer, int] | None = None,
+    first: int | None = None,
+) -> None:
+    """`argmax` on a device, for a host that watches `out`, int64 rows x 1, the buffer of a `backend.board.Board`. The
+    replay's serial stands in the run parameters.
+
+    `first`, of a run of one row: the column of its token in `params`. The parameters become those of a replay for the
+    token found: its id, the next position and serial, and the recurrent states change places.
+    """
+    select("argmax", recorder.backend, "record_words")(
+        recorder, logits, out, n_vocab, params, tokens, first
+    )

@@ -8,12 +8,22 @@ import triton
 import triton.language as tl
 
 from sparkinfer.backend.base import Buffer
+from sparkinfer.backend.board import BEST_BITS, SERIALS
 from sparkinfer.backend.cuda import CudaRecorder
-from sparkinfer.kernels.triton_mixers import stride_of
+from sparkinfer.kernels.triton_mixers import (
+    WORD_CONV,
+    WORD_CONV_NEXT,
+    WORD_POSITION,
+    WORD_RECURRENT,
+    WORD_RECURRENT_NEXT,
+    WORD_SERIAL,
+    stride_of,
+)
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 PARTS = 64  # programs of a row
 _COLUMNS = 1024  # that a program looks at in a step
+_BEST_BITS, _SERIALS = tl.constexpr(BEST_BITS), tl.constexpr(SERIALS)
 
 
 @triton.jit
@@ -50,9 +60,26 @@ def part_kernel(
 
 
 @triton.jit
+def _change_places(run, ONE: tl.constexpr, OTHER: tl.constexpr):
+    one, other = tl.load(run + ONE), tl.load(run + OTHER)
+    tl.store(run + ONE, other)
+    tl.store(run + OTHER, one)
+
+
+@triton.jit
+def _go_on(run, serial):
+    """The parameters of the same run after its only row."""
+    tl.store(run + WORD_POSITION, tl.load(run + WORD_POSITION) + 1)
+    tl.store(run + WORD_SERIAL, (serial + 1) % _SERIALS)
+    _change_places(run, WORD_CONV, WORD_CONV_NEXT)
+    _change_places(run, WORD_RECURRENT, WORD_RECURRENT_NEXT)
+
+
+@triton.jit
 def whole_kernel(
-    values, places, out, out_stride, tokens, n_vocab, PARTS: tl.constexpr, TOKENS: tl.constexpr
-):
+    values, places, out, out_stride, tokens, run, n_vocab, PARTS: tl.constexpr, TOKENS: tl.constexpr,
+    WORDS: tl.constexpr, ADVANCES: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     release_next()
@@ -61,10 +88,17 @@ def whole_kernel(
     place = tl.load(places + row * PARTS + part)
     failed = tl.max((place < 0).to(tl.int32), 0)
     _, lowest = _largest(value, tl.where(place < 0, -1 - place, place))
-    tl.store(out + row * out_stride, lowest.to(tl.int64))
     if TOKENS:
         tl.store(tokens + row, tl.minimum(lowest, n_vocab - 1).to(tl.int64))
-    tl.store(out + row * out_stride + 1, (1 - failed).to(tl.int64))
+    if WORDS:
+        serial = tl.load(run + WORD_SERIAL)
+        word = ((serial * 2 + (1 - failed)) << _BEST_BITS) | lowest.to(tl.int64)
+        tl.store(out + row * out_stride, word)
+        if ADVANCES:
+            _go_on(run, serial)
+    else:
+        tl.store(out + row * out_stride, lowest.to(tl.int64))
+        tl.store(out + row * out_stride + 1, (1 - failed).to(tl.int64))
 
 
 def record(
@@ -74,6 +108,35 @@ def record(
     n_vocab: int,
     tokens: tuple[Buffer, int] | None = None,
 ) -> None:
+    _record(recorder, logits, out, n_vocab, tokens, None, advances=False)
+
+
+def record_words(
+    recorder: CudaRecorder,
+    logits: Buffer,
+    out: Buffer,
+    n_vocab: int,
+    params: Buffer,
+    tokens: tuple[Buffer, int] | None,
+    first: int | None,
+) -> None:
+    if first is not None:
+        assert recorder.rows == 1, recorder.rows
+        tokens = params, first
+    _record(recorder, logits, out, n_vocab, tokens, params, advances=first is not None)
+
+
+def _record(
+    recorder: CudaRecorder,
+    logits: Buffer,
+    out: Buffer,
+    n_vocab: int,
+    tokens: tuple[Buffer, int] | None,
+    params: Buffer | None,
+    *,
+    advances: bool,
+) -> None:
+    """With `params` words, else pairs."""
     rows = recorder.rows
     target = out.array if tokens is None else tokens[0].array[0, tokens[1] :]
     values = recorder.scratch("argmax values", rows * PARTS)
@@ -83,16 +146,7 @@ def record(
         PARTS=PARTS, COLUMNS=_COLUMNS, overlap=True,
     )  # fmt: skip
     recorder.launch(
-        whole_kernel,
-        (rows,),
-        values,
-        places,
-        out.array,
-        stride_of(out.array),
-        target,
-        n_vocab,
-        PARTS=PARTS,
-        TOKENS=tokens is not None,
-        num_warps=1,
-        overlap=True,
-    )
+        whole_kernel, (rows,), values, places, out.array, stride_of(out.array), target,
+        out.array if params is None else params.array, n_vocab, PARTS=PARTS, TOKENS=tokens is not None,
+        WORDS=params is not None, ADVANCES=advances, num_warps=1, overlap=True,
+    )  # fmt: skip

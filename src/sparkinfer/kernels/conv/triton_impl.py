@@ -14,6 +14,7 @@ from sparkinfer.kernels.triton_mixers import (
     WORD_ADVANCE,
     WORD_COMMIT_ROWS,
     WORD_CONV,
+    WORD_CONV_NEXT,
     WORD_CONV_RECORD,
     floats_at,
     silu,
@@ -36,11 +37,13 @@ def _input(state, x, x_stride, at, channels, KEPT: tl.constexpr, channel, inside
 
 
 @triton.jit
-def _shift(state, x, x_stride, rows, channels, KEPT: tl.constexpr, channel, inside):
-    """The state becomes the last KEPT of (state, rows of x). Row j is written after row j + rows was read."""
+def _shift(state, x, x_stride, rows, channels, KEPT: tl.constexpr, channel, inside, out):
+    """`out`, the state or another, becomes the last KEPT of (state, rows of x). Row j is written after row j + rows was
+    read.
+    """
     for j in tl.static_range(KEPT):
         value = _input(state, x, x_stride, rows + j, channels, KEPT, channel, inside)
-        tl.store(state + j * channels + channel, value, mask=inside)
+        tl.store(out + j * channels + channel, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "window"])
@@ -54,6 +57,7 @@ def conv_kernel(
     inside = channel < channels
     first = tl.program_id(1) * ROWS
     state = floats_at(run, WORD_CONV) + layer.to(tl.int64) * KEPT * channels
+    after = floats_at(run, WORD_CONV_NEXT) + layer.to(tl.int64) * KEPT * channels
     advance = tl.load(run + WORD_ADVANCE)
     record = floats_at(run, WORD_CONV_RECORD) + layer.to(tl.int64) * window * channels
     await_inputs()
@@ -72,7 +76,7 @@ def conv_kernel(
             tl.store(record + row * channels + channel, value, mask=inside)
     if (first == 0) & (advance != 0):
         tl.debug_barrier()  # another thread of the program may still have to read what is overwritten
-        _shift(state, x, x_stride.to(tl.int64), rows, channels, KEPT, channel, inside)
+        _shift(state, x, x_stride.to(tl.int64), rows, channels, KEPT, channel, inside, after)
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -83,7 +87,8 @@ def commit_kernel(run, channels, window, TAPS: tl.constexpr, CHANNELS: tl.conste
     state = floats_at(run, WORD_CONV) + layer * KEPT * channels
     record = floats_at(run, WORD_CONV_RECORD) + layer * window * channels
     rows = tl.load(run + WORD_COMMIT_ROWS).to(tl.int32)
-    _shift(state, record, channels.to(tl.int64), rows, channels, KEPT, channel, channel < channels)
+    inside = channel < channels
+    _shift(state, record, channels.to(tl.int64), rows, channels, KEPT, channel, inside, state)
 
 
 def record(

@@ -28,11 +28,13 @@ from sparkinfer.kernels.triton_mixers import (
     EXACT,
     WORD_ADVANCE,
     WORD_CONV,
+    WORD_CONV_NEXT,
     WORD_CONV_RECORD,
     WORD_DECAY_RECORD,
     WORD_DELTA_RECORD,
     WORD_KEY_RECORD,
     WORD_RECURRENT,
+    WORD_RECURRENT_NEXT,
     floats_at,
     power_of_two,
     q8_args,
@@ -221,6 +223,8 @@ def core_kernel(
     # Known to be of 8 bytes only: then a thread takes two columns, and sums over k need three exchanges in a warp.
     state = tl.multiple_of(tl.load(run + WORD_RECURRENT).to(tl.pointer_type(tl.float32)), 8)
     state += (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
+    after = tl.multiple_of(tl.load(run + WORD_RECURRENT_NEXT).to(tl.pointer_type(tl.float32)), 8)
+    after += (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
     s = _load_parts(state + place, K * SIZE)
     advance = tl.load(run + WORD_ADVANCE)
     deltas = floats_at(run, WORD_DELTA_RECORD)
@@ -249,7 +253,7 @@ def core_kernel(
         q, k, value, decay, update, qk = q1, k1, value1, decay1, update1, qk1
         q1, k1, value1, decay1, update1, qk1 = q2, k2, value2, decay2, update2, qk2
     if advance != 0:
-        _store_parts(state + place, K * SIZE, s)
+        _store_parts(after + place, K * SIZE, s)
 
 
 @triton.jit(do_not_specialize=["rows", "layer"])
@@ -268,6 +272,7 @@ def finish_kernel(
     channel = head * MOVED + tl.arange(0, MOVED)
     moved = channel < tl.where(moves, CHANNELS, 0)
     history = floats_at(run, WORD_CONV) + layer.to(tl.int64) * 3 * CHANNELS
+    after = floats_at(run, WORD_CONV_NEXT) + layer.to(tl.int64) * 3 * CHANNELS
     await_inputs()
     # It becomes the last three inputs, the oldest first.
     x0 = _input_row(history, x, x_stride, rows - 3, CHANNELS)
@@ -289,9 +294,9 @@ def finish_kernel(
         store_int8(q8 + row * q8_stride, blocks, columns, VALUE_HEADS * SIZE, columns >= 0)
     if moves:
         tl.debug_barrier()  # every thread of the program has read what is overwritten
-        tl.store(history + channel, kept0, mask=moved)
-        tl.store(history + CHANNELS + channel, kept1, mask=moved)
-        tl.store(history + 2 * CHANNELS + channel, kept2, mask=moved)
+        tl.store(after + channel, kept0, mask=moved)
+        tl.store(after + CHANNELS + channel, kept1, mask=moved)
+        tl.store(after + 2 * CHANNELS + channel, kept2, mask=moved)
 
 
 def _fits(recorder: CudaRecorder, net: DeltaNet, out: Activation) -> bool:

@@ -23,6 +23,7 @@ from sparkinfer.kernels.triton_mixers import (
     WORD_DELTA_RECORD,
     WORD_KEY_RECORD,
     WORD_RECURRENT,
+    WORD_RECURRENT_NEXT,
     floats_at,
     power_of_two,
     stride_of,
@@ -31,6 +32,7 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 COLUMNS = 16  # of a program
 WARPS = 1
+COMMIT_PROGRAMS = 2  # a multiprocessor
 
 
 @triton.jit
@@ -99,6 +101,8 @@ def delta_kernel(
     s1 = tl.load(state + QUARTER * SIZE + place)
     s2 = tl.load(state + 2 * QUARTER * SIZE + place)
     s3 = tl.load(state + 3 * QUARTER * SIZE + place)
+    after = floats_at(run, WORD_RECURRENT_NEXT)
+    after += (layer.to(tl.int64) * VALUE_HEADS + head) * SIZE * SIZE
     advance = tl.load(run + WORD_ADVANCE)
     at = layer.to(tl.int64) * window
     keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + key_head) * SIZE
@@ -154,32 +158,52 @@ def delta_kernel(
         k0, k1, k2, k3 = nk0, nk1, nk2, nk3
         value, a, b = next_value, next_a, next_b
     if advance != 0:
-        tl.store(state + place, s0)
-        tl.store(state + QUARTER * SIZE + place, s1)
-        tl.store(state + 2 * QUARTER * SIZE + place, s2)
-        tl.store(state + 3 * QUARTER * SIZE + place, s3)
+        tl.store(after + place, s0)
+        tl.store(after + QUARTER * SIZE + place, s1)
+        tl.store(after + 2 * QUARTER * SIZE + place, s2)
+        tl.store(after + 3 * QUARTER * SIZE + place, s3)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "parts"])
 def commit_kernel(
-    run, window, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
+    run, window, parts, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS columns of one value head of one layer."""
-    head, layer = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    """A part is COLUMNS columns of one value head of one layer; a program takes one after the other, the next one's
+    state on its way meanwhile. So few programs leave room for what runs beside them.
+    """
+    PER_HEAD: tl.constexpr = SIZE // COLUMNS
+    rows = tl.load(run + WORD_COMMIT_ROWS).to(tl.int32)
+    live = floats_at(run, WORD_RECURRENT)
     i = tl.arange(0, SIZE)
-    place = i[:, None] * SIZE + column[None, :]
-    state = floats_at(run, WORD_RECURRENT) + (layer * VALUE_HEADS + head) * SIZE * SIZE
-    at = layer * window
-    keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + head % KEY_HEADS) * SIZE
-    deltas = floats_at(run, WORD_DELTA_RECORD) + (at * VALUE_HEADS + head) * SIZE
-    decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
-    s = tl.load(state + place)
-    for row in range(tl.load(run + WORD_COMMIT_ROWS).to(tl.int32)):
-        k = tl.load(keys + row * KEY_HEADS * SIZE + i)
-        delta = tl.load(deltas + row * VALUE_HEADS * SIZE + column)
-        s = moved(s * tl.load(decays + row * VALUE_HEADS), k, delta)
-    tl.store(state + place, s)
+    lane = tl.arange(0, COLUMNS)
+    place = i[:, None] * SIZE + lane[None, :]
+    step = tl.num_programs(0)
+    part = tl.program_id(0)
+    coming = tl.load(live + _part_at(part, PER_HEAD, SIZE, COLUMNS) + place)
+    for part in range(tl.program_id(0), parts, step):
+        s = coming
+        # Past the last one it is loaded again, and not used.
+        later = tl.minimum(part + step, parts - 1)
+        coming = tl.load(live + _part_at(later, PER_HEAD, SIZE, COLUMNS) + place)
+        head = part // PER_HEAD % VALUE_HEADS
+        layer = (part // (PER_HEAD * VALUE_HEADS)).to(tl.int64)
+        column = part % PER_HEAD * COLUMNS + lane
+        at = layer * window
+        keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + head % KEY_HEADS) * SIZE
+        deltas = floats_at(run, WORD_DELTA_RECORD) + (at * VALUE_HEADS + head) * SIZE
+        decays = floats_at(run, WORD_DECAY_RECORD) + at * VALUE_HEADS + head
+        for row in range(rows):
+            k = tl.load(keys + row * KEY_HEADS * SIZE + i)
+            delta = tl.load(deltas + row * VALUE_HEADS * SIZE + column)
+            s = moved(s * tl.load(decays + row * VALUE_HEADS), k, delta)
+        tl.store(live + _part_at(part, PER_HEAD, SIZE, COLUMNS) + place, s)
+
+
+@triton.jit
+def _part_at(part, PER_HEAD: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where the first number of a part lies."""
+    head = (part // PER_HEAD).to(tl.int64)  # of all layers
+    return head * SIZE * SIZE + part % PER_HEAD * COLUMNS
 
 
 def check_shape(shape: RecurrentShape) -> None:
@@ -214,8 +238,9 @@ def record_commit(recorder: CudaRecorder, shape: RecurrentShape, params: Buffer)
     """Raises ShapeError for a head size that is no power of two."""
     check_shape(shape)
     columns = min(shape.head_size, 32)
+    parts = shape.head_size // columns * shape.value_heads * shape.layers
     recorder.launch(
-        commit_kernel, (shape.head_size // columns, shape.value_heads, shape.layers), params.array, shape.window,
+        commit_kernel, (min(parts, COMMIT_PROGRAMS * recorder.owner.sms),), params.array, shape.window, parts,
         KEY_HEADS=shape.key_heads, VALUE_HEADS=shape.value_heads, SIZE=shape.head_size, COLUMNS=columns,
-        num_warps=2, **EXACT,
+        num_warps=4, **EXACT,
     )  # fmt: skip
