@@ -11,8 +11,8 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes int32 [.., size] and scales float16 [.., size / 32] of float32 numbers [.., size]."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))
     scales = torch.clamp(blocks.abs().amax(-1) / 127, max=515.5).half()
-    safe = torch.where(scales > 0, scales, 1).float()[..., None]
-    codes = torch.where(scales[..., None] > 0, blocks / safe, 0).round().clamp(-127, 127)
+    inverse = 1 / torch.where(scales > 0, scales, 1).float()[..., None]
+    codes = torch.where(scales[..., None] > 0, blocks * inverse, 0).round().clamp(-127, 127)
     return codes.int().flatten(-2), scales
 
 

@@ -89,8 +89,8 @@ def store_q8(codes, scales, p, x, spoilt, SIZE: tl.constexpr, PADDED: tl.constex
     scale = tl.minimum(tl.div_rn(top, 127.0), _MOST).to(tl.float16)
     wide = scale.to(tl.float32)
     fits = (wide > 0.0) & (lost == 0.0)
-    code = tl.div_rn(x, tl.broadcast_to(tl.where(fits, wide, 1.0)[:, None], x.shape))
-    code = tl.where(tl.broadcast_to(fits[:, None], x.shape), code, 0.0)
+    inverse = tl.where(fits, tl.div_rn(1.0, tl.where(fits, wide, 1.0)), 0.0)
+    code = tl.where(tl.broadcast_to(fits[:, None], x.shape), x * inverse[:, None], 0.0)
     code = tl.minimum(tl.maximum(code, -127.0), 127.0)
     code = ((code + _ROUND) - _ROUND).to(tl.int32) + 128
     block = tl.arange(0, B)

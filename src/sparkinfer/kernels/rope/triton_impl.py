@@ -57,6 +57,12 @@ def _turned(
     return tl.where(turns, tl.fma(x, own, y * other), x)
 
 
+@triton.jit
+def _lost(value):
+    """NaN where one of the values is no number, else 0."""
+    return tl.sum(value.to(tl.float32) * 0.0, 0)
+
+
 @triton.jit(do_not_specialize=["layer"])
 def rope_kernel(
     q, q_stride, k, k_stride, v, v_stride, table, table_stride, run, out, out_stride, q_norm, k_norm, layer, eps,
@@ -76,29 +82,32 @@ def rope_kernel(
         source = q + row * q_stride + slot * STEP
         turned = _turned(source, q_norm, turn, eps, SIZE, PADDED, ROTATED, PAIRED, Q_NORM)
         tl.store(out + row * out_stride + slot * SIZE + i, turned, mask=inside)
-    else:
+    elif slot < HEADS + KV_HEADS:
         head = slot - HEADS
         source = k + row * k_stride + head * SIZE
         turned = _turned(source, k_norm, turn, eps, SIZE, PADDED, ROTATED, PAIRED, K_NORM)
         plane = layer * KV_HEADS + head
         value = tl.load(v + row * v_stride + head * SIZE + i, mask=inside, other=0.0)
         if CODES:
-            lost = tl.sum(value.to(tl.float16).to(tl.float32) * 0.0, 0)
-            value = tl.where(lost == 0.0, value, 0.0)
             codes, scales = q8_plane(run, WORD_KEYS, plane)
-            store_q8(codes, scales, position, turned, lost, SIZE, PADDED, False)
-            codes, scales = q8_plane(run, WORD_VALUES, plane)
-            store_q8(codes, scales, position, value, 0.0, SIZE, PADDED, True)
+            store_q8(
+                codes, scales, position, turned, _lost(value.to(tl.float16)), SIZE, PADDED, False
+            )
         else:
             keys = cache_plane(run, WORD_KEYS, plane, WIDE) + position * SIZE
             values = cache_plane(run, WORD_VALUES, plane, WIDE) + position * SIZE
             value = value.to(values.dtype.element_ty)
-            lost = tl.sum(
-                value.to(tl.float32) * 0.0, 0
-            )  # NaN when a value is no number or does not fit
+            lost = _lost(value)
             value = tl.where(lost == 0.0, value, 0.0).to(values.dtype.element_ty)
             tl.store(keys + i, (turned + lost).to(keys.dtype.element_ty), mask=inside)
             tl.store(values + i, value, mask=inside)
+    elif CODES:  # values in programs of their own: a block takes longer than a number
+        head = slot - HEADS - KV_HEADS
+        codes, scales = q8_plane(run, WORD_VALUES, layer * KV_HEADS + head)
+        await_inputs()
+        value = tl.load(v + row * v_stride + head * SIZE + i, mask=inside, other=0.0)
+        value = tl.where(_lost(value.to(tl.float16)) == 0.0, value, 0.0)
+        store_q8(codes, scales, position, value, 0.0, SIZE, PADDED, True)
 
 
 def _launch(
@@ -107,15 +116,15 @@ def _launch(
 ) -> None:  # fmt: skip
     arrays = (q.array, k.array, v.array, table.array)
     strided: list[Any] = [part for array in arrays for part in (array, stride_of(array))]
+    codes = recorder.cache_format == "q8_0"
     recorder.launch(
-        rope_kernel, (recorder.rows, heads + shape.kv_heads),
+        rope_kernel, (recorder.rows, heads + (2 if codes else 1) * shape.kv_heads),
         *strided, params.array, out.array, stride_of(out.array),
         q_norm.array if q_norm else q.array, k_norm.array if k_norm else k.array, shape.layer, shape.eps,
         HEADS=heads, KV_HEADS=shape.kv_heads, SIZE=shape.head_size, PADDED=power_of_two(shape.head_size),
         ROTATED=shape.rotated, PAIRED=shape.interleaved, GATED=shape.gated,
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None, WIDE=recorder.cache_format == "f32",
-        CODES=recorder.cache_format == "q8_0",
-        num_warps=1, overlap=True, **EXACT,
+        CODES=codes, num_warps=1, overlap=True, **EXACT,
     )  # fmt: skip
 
 
