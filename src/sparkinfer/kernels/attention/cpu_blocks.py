@@ -252,7 +252,7 @@ def _quantise_weights(
 
 
 @inner
-def _softmax(scores: int, low: int, count: int, first: int, tiles: int, result: int) -> None:
+def softmax(scores: int, low: int, count: int, first: int, tiles: int, result: int) -> None:
     """Exponentials of the scores low .. count in place (zero elsewhere in the tiles first .. tiles); writes maximum
     and sum at `result`. A score that is no number makes the sum none.
     """
@@ -355,7 +355,7 @@ def _loops(isa: int) -> Any:
         for i in range(n):
             mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
             at = results + i * result_bytes
-            _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at + 4 * size)
+            softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at + 4 * size)
             for d in range(0, 4 * size, 64):
                 store(at + d, splat(_ZERO))
         factors = weights + n * WEIGHTS

@@ -13,18 +13,14 @@ from sparkinfer.backend.cpu import CpuRecorder, Job
 from sparkinfer.backend.simd import (
     exp,
     fma,
-    keep_below,
     load,
     load_f32,
     load_i64,
     max_lanes,
-    maximum,
     prefetch,
     splat,
     store,
-    store_f32,
     store_i64,
-    sum_lanes,
 )
 from sparkinfer.kernels.attention import SPLIT, row_block
 from sparkinfer.kernels.attention.cpu_blocks import (
@@ -33,6 +29,7 @@ from sparkinfer.kernels.attention.cpu_blocks import (
     avx2_group,
     portable_group,
     quantise_query,
+    softmax,
     vnni512_group,
 )
 from sparkinfer.kernels.attention.cpu_tiles import score_tile, value_tile
@@ -52,34 +49,6 @@ from sparkinfer.kernels.shapes import Heads
 
 _ZERO, _ONE, _LOW = np.float32(0.0), np.float32(1.0), np.float32(-np.inf)
 _QUERIES = 6  # that share the reads of keys and values
-
-
-@inner
-def _softmax(scores: int, low: int, count: int, first: int, tiles: int, result: int) -> None:
-    """Exponentials of the scores low .. count in place (zero elsewhere in the tiles first .. tiles); writes maximum
-    and sum at `result`.
-    """
-    inside = max(first, min(tiles, (low + 15) >> 4))  # tiles from here on have nothing below `low`
-    top = splat(_LOW)
-    for t in range(first, inside):
-        store(scores + 64 * t, keep_below(low - 16 * t, splat(_LOW), load(scores + 64 * t)))
-    for t in range(first, tiles):
-        top = maximum(top, keep_below(count - 16 * t, load(scores + 64 * t), splat(_LOW)))
-    peak = max_lanes(top)
-    total = splat(_ZERO)
-    for t in range(first, inside):
-        value = exp(load(scores + 64 * t) - splat(peak))
-        value = keep_below(low - 16 * t, splat(_ZERO), value)
-        value = keep_below(count - 16 * t, value, splat(_ZERO))
-        store(scores + 64 * t, value)
-        total = total + value
-    for t in range(inside, tiles):
-        value = exp(load(scores + 64 * t) - splat(peak))
-        value = keep_below(count - 16 * t, value, splat(_ZERO))
-        store(scores + 64 * t, value)
-        total = total + value
-    store_f32(result, peak)
-    store_f32(result + 4, sum_lanes(total))
 
 
 def _loops(wide: int) -> Any:
@@ -183,7 +152,7 @@ def _loops(wide: int) -> Any:
         for i in range(n):
             mine, count = load_i64(bounds + 16 * i), load_i64(bounds + 16 * i + 8)
             at = results + i * result_bytes + 4 * size
-            _softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
+            softmax(scores + i * SPLIT * 4, mine, count, first, tiles, at)
         common = max(common, low)
         d = 0
         while d < size:
