@@ -185,9 +185,10 @@ def commit_kernel(
         # Past the last one it is loaded again, and not used.
         later = tl.minimum(part + step, parts - 1)
         coming = tl.load(live + _part_at(later, PER_HEAD, SIZE, COLUMNS) + place)
-        head = part // PER_HEAD % VALUE_HEADS
-        layer = (part // (PER_HEAD * VALUE_HEADS)).to(tl.int64)
-        column = part % PER_HEAD * COLUMNS + lane
+        here = part + step * 0  # the interpreter's loop gives a plain number
+        head = here // PER_HEAD % VALUE_HEADS
+        layer = (here // (PER_HEAD * VALUE_HEADS)).to(tl.int64)
+        column = here % PER_HEAD * COLUMNS + lane
         at = layer * window
         keys = floats_at(run, WORD_KEY_RECORD) + (at * KEY_HEADS + head % KEY_HEADS) * SIZE
         deltas = floats_at(run, WORD_DELTA_RECORD) + (at * VALUE_HEADS + head) * SIZE
@@ -196,7 +197,7 @@ def commit_kernel(
             k = tl.load(keys + row * KEY_HEADS * SIZE + i)
             delta = tl.load(deltas + row * VALUE_HEADS * SIZE + column)
             s = moved(s * tl.load(decays + row * VALUE_HEADS), k, delta)
-        tl.store(live + _part_at(part, PER_HEAD, SIZE, COLUMNS) + place, s)
+        tl.store(live + _part_at(here, PER_HEAD, SIZE, COLUMNS) + place, s)
 
 
 @triton.jit
