@@ -124,11 +124,19 @@ def test_everything_of_a_tree_is_exported(repository: Path) -> None:
         ("options:", "options:cache_dir=x", "'cache_dir' is no option of a side"),
         ("options:", "options:threads", "is not an option; expected NAME=VALUE"),
         ("options:", "options:threads=many", "expected a whole number"),
+        ("options:kv_cache=f16", "options:kv_cache=q4_0", r"expected auto \| f32 \| f16 \| q8_0"),
     ],
 )
 def test_wrong_sides_are_named(repository: Path, base: str, candidate: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
         resolve_sources(base, candidate, repository=repository, common={}, allow_dirty=True)
+
+
+def test_formats_of_the_cache_are_sides() -> None:
+    sides = ("options:kv_cache=f16", "options:kv_cache=q8_0")
+    found = resolve_sources(*sides, repository=None, common={}, allow_dirty=True)
+    assert found.base.options == {"kv_cache": "f16"}
+    assert found.candidate.options == {"kv_cache": "q8_0"}
 
 
 def test_a_folder_outside_any_repository(tmp_path: Path) -> None:
