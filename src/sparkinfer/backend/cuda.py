@@ -26,6 +26,11 @@ from sparkinfer.machine import available_memory
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that scratch memory is sized for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
 COMPILERS = 16  # threads that compile kernels
+# Kernels that take the compiler longest, those with the most warps first: one that began last would be waited for.
+_LONGEST = (
+    "wide_kernel", "few_out_kernel", "chunk_kernel", "core_kernel", "few_hidden_kernel", "normed_router_gated_kernel",
+    "split_kernel", "result_kernel",
+)  # fmt: skip
 _TURNS = Turns(triton.knobs.build.cc)
 if triton.knobs.build.impl is None:
     triton.knobs.build.impl = _TURNS.build
@@ -83,6 +88,12 @@ class Launch:
             *(_kind(value, param.do_not_specialize) for param, value in pairs),
             *sorted(self.options.items()),
         )
+
+    def turn(self) -> tuple[int, int]:
+        """Smaller for what is to be compiled earlier."""
+        name = self.kernel.fn.__name__
+        place = _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+        return place, -self.options["num_warps"]
 
     def compile(self) -> Any:
         """Compile without loading or running."""
@@ -413,7 +424,8 @@ class CudaBackend:
         for known in self._compiled & fresh.keys():
             del fresh[known]
         with ThreadPoolExecutor(COMPILERS) as pool:
-            jobs = [pool.submit(self._compile, launch) for launch in fresh.values()]
+            ordered = sorted(fresh.values(), key=Launch.turn)
+            jobs = [pool.submit(self._compile, launch) for launch in ordered]
             for done, job in enumerate(jobs, 1):
                 job.result()
                 if progress:
