@@ -191,7 +191,10 @@ def ahead(kernels: Iterable[Kernel]) -> None:
 
 
 def job(function: Callable[[int, int, int], None]) -> Kernel:
-    """Declare a CPU job `f(args, chunk, thread)`: `args` is the address of its int64 arguments."""
+    """Declare a CPU job `f(args, chunk, thread)`: `args` is the address of its int64 arguments.
+
+    Inside a function, that one has to be a `family`: else nobody can tell its jobs apart, and their code is not kept.
+    """
     return Kernel(function, 3)
 
 
