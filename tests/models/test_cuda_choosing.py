@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import replace
 
 import draft_models as dm
 import golden_models as gm
@@ -90,6 +91,14 @@ def test_tokens_and_claims_are_those_of_the_rows(draft):
             if row.argmax() == token:
                 assert claim == pytest.approx(1 / np.exp(row - row[token]).sum(), rel=0.1)
             previous = token
+
+
+def test_memory_that_is_used_again_has_another_host_side():
+    """A draft that was closed leaves addresses to the next one's buffers."""
+    backend = gpu_machine.backend()
+    first = backend.buffer(1, 24)
+    assert backend.staging(first).shape == (1, 24)
+    assert backend.staging(replace(first, width=16)).shape == (1, 16)
 
 
 @gpu_only

@@ -286,7 +286,7 @@ class CudaBackend:
             self._other = torch.cuda.Stream(self.device)
             self._needed, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._scratch: dict[str, torch.Tensor] = {}
-        self._staging: dict[int, torch.Tensor] = {}
+        self._staging: dict[Any, torch.Tensor] = {}
         self._compiled: set[Any] = set()
         self.waits = 0  # times that the host has waited
         self._parted = False  # something was started on the other stream since they were joined
@@ -377,12 +377,12 @@ class CudaBackend:
         return host
 
     def staging_tensor(self, buffer: Buffer) -> torch.Tensor:
-        if buffer.address not in self._staging:
-            shape, dtype = (buffer.rows, buffer.width), buffer.array.dtype
-            self._staging[buffer.address] = torch.zeros(
-                shape, dtype=dtype, pin_memory=not self.interpreted
-            )
-        return self._staging[buffer.address]
+        # An address alone may be that of a buffer that is gone by now.
+        shape, dtype = (buffer.rows, buffer.width), buffer.array.dtype
+        key = (buffer.address, shape, dtype)
+        if key not in self._staging:
+            self._staging[key] = torch.zeros(shape, dtype=dtype, pin_memory=not self.interpreted)
+        return self._staging[key]
 
     def mailbox(self, buffer: Buffer) -> PinnedMailbox:
         shape, dtype = (2 * POSTS, buffer.width), buffer.array.dtype
