@@ -1,6 +1,6 @@
 """Compile the matrix products' kernels for an H200 at real shapes; one JSON line per kernel.
 
-    python tests/compile_products.py [decode | wide]
+    python tests/compile_products.py [decode | wide | hopper]
 
 Without Triton's interpreter: a process of its own.
 """
@@ -11,16 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from compile_sm90 import activation, buffer, compile_all, recorder
+from compile_sm90 import Owner, activation, buffer, compile_all, recorder
 
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.experts import ExpertBuffers, experts_combine, experts_hidden, experts_out
+from sparkinfer.kernels.gated_delta import DeltaInputs, gated_delta
 from sparkinfer.kernels.gated_linear import gated_linear
 from sparkinfer.kernels.linear import linear
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.quantise import quantise
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.route import Routing, route, routing_words
+from sparkinfer.kernels.shapes import RecurrentShape
 
 PRODUCTS = (
     ("Q8_0", 8192, 2048), ("Q8_0", 2048, 4096), ("Q8_0", 2048, 512), ("Q6_K", 248320, 2048), ("F32", 257, 2048),
@@ -39,6 +41,18 @@ GATED = (
 def weight(kind: str, outputs: int, inputs: int, experts: int = 1) -> TritonWeight:
     """A weight nobody reads."""
     return TritonWeight(kind, outputs, inputs, torch.empty(64, dtype=torch.int32), experts)
+
+
+def hopper_recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
+    """What is in Gluon: experts of several formats, the delta rule."""
+    for kind in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "Q2_K"):
+        yield f"experts in {kind}", mixture(rows, kind)
+    run, channels = recorder(rows), 8192
+    gates = [buffer(rows, 32), buffer(rows, 32), buffer(1, 32), buffer(1, 32)]
+    inputs = DeltaInputs(buffer(rows, channels), *gates)
+    shape, params = RecurrentShape(30, channels, 4, 16, 32, 128, 16), buffer(1, 16, torch.int64)
+    gated_delta(run, inputs, shape, 1, params, buffer(rows, 4096), 1e-6)
+    yield "delta rule", run
 
 
 def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
@@ -69,13 +83,13 @@ def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
         yield "experts, few slots", mixture(512)
 
 
-def mixture(rows: int) -> CudaRecorder:
+def mixture(rows: int, kind: str = "Q4_K") -> CudaRecorder:
     """The routed experts of the 35B model."""
     run, slots = recorder(rows), rows * 8
     table = buffer(1, routing_words(rows, 8, 256), torch.int64)
     routing = Routing(table, buffer(rows, 8), 256, 8)
     buffers = ExpertBuffers(activation(slots, 512), buffer(slots, 2048))
-    gate, down = weight("Q4_K", 512, 2048, 256), weight("Q5_K", 2048, 512, 256)
+    gate, down = weight(kind, 512, 2048, 256), weight("Q5_K", 2048, 512, 256)
     logits, x, hidden = buffer(rows, 264), activation(rows, 2048), activation(rows, 512)
     shared, shared_down = weight("Q8_0", 512, 2048), weight("Q8_0", 2048, 512)
     common, out = buffer(rows, 2048), buffer(rows, 2048)
@@ -91,8 +105,10 @@ def mixture(rows: int) -> CudaRecorder:
 
 
 def main() -> None:
-    for rows in {"decode": (1, 6), "wide": (2048,)}[sys.argv[1] if sys.argv[1:] else "decode"]:
-        for name, run in recordings(rows):
+    part = sys.argv[1] if sys.argv[1:] else "decode"
+    Owner.warpgroups = part == "hopper"
+    for rows in {"decode": (1, 6), "wide": (2048,), "hopper": (2048,)}[part]:
+        for name, run in (hopper_recordings if part == "hopper" else recordings)(rows):
             for kernel, resources, compiled in compile_all(run):
                 record: dict[str, Any] = {
                     "shape": name,

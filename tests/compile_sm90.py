@@ -38,6 +38,7 @@ class Owner:
     """As much of a CudaBackend as recording needs. Memory is never read or written."""
 
     name, sms, interpreted, overlaps = "cuda", 132, False, True
+    warpgroups = False  # kernels in Gluon too
 
     def scratch(self, name: str, count: int, dtype: Any = torch.float32) -> torch.Tensor:
         return torch.empty(64, dtype=dtype)

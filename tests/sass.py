@@ -9,7 +9,11 @@ _PREDICATE = re.compile(r"U?P[T0-9]")
 _NO_TARGET = (
     "ST", "RED.", "BAR", "BRA", "EXIT", "MEMBAR", "FENCE", "WARP", "DEPBAR", "CCTL", "LDGSTS", "LDGDEPBAR", "NOP",
 )  # fmt: skip
-_SHARED = ("LDS", "STS")  # an address in shared memory is one register, however much they move
+_SHARED = (
+    "LDS",
+    "STS",
+    "SYN",
+)  # an address in shared memory is one register, however much they move
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _JUMP = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+.*?BRA.*`\((\.L_x_\d+)\)")
 _DATA = (

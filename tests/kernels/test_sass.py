@@ -34,7 +34,8 @@ def test_bits_of_predicates_may_begin_unset():
 
 
 def test_an_address_in_shared_memory_is_one_register():
-    assert unset_registers(GOOD + "        /*0000*/   STS.64 [R0+UR7+0x400], R0 ;\n") == []
+    for line in ("STS.64 [R0+UR7+0x400], R0 ;", "SYNCS.EXCH.64 URZ, [UR7+0x400], UR8 ;"):
+        assert unset_registers(GOOD + f"        /*0000*/   {line}\n") == []
 
 
 LOOP = """

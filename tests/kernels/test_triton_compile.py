@@ -10,6 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "compile_products.py"
 SPILL = 64  # bytes of stack that no loop touches
+HOPPER_SPILL = 512
 
 
 def compiled(part):
@@ -19,6 +20,18 @@ def compiled(part):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_kernels_in_gluon_compile():
+    """They may put on the stack what no product reads (addresses, mostly): `HOPPER_SPILL` bytes."""
+    records = compiled("hopper")
+    wanted = {"left_hidden_kernel", "hopper_chunk_kernel", "state_kernel"}
+    assert wanted <= {r["kernel"] for r in records}
+    gluon = [r for r in records if r["kernel"] in wanted]
+    assert not [r for r in gluon if r["STACK"] > HOPPER_SPILL or r["LOCAL"] or not r["wgmma"]]
+    assert not [r for r in records if r["UNSET"] or r["MISLED"]]
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from sparkinfer.backend.cuda import CudaRecorder, Launch
 from sparkinfer.kernels.experts import ExpertBuffers
 from sparkinfer.kernels.experts.triton_wide import find_tile
 from sparkinfer.kernels.linear.triton_impl import EXACT, stride_of
+from sparkinfer.kernels.linear.triton_order import serves
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import constants
 from sparkinfer.kernels.route import Routing
@@ -452,6 +453,12 @@ def record_hidden(
     tile, rows = HIDDEN, recorder.rows
     if not fits(recorder, gate, routing, tile):
         return False
+    if serves(recorder, gate, up):
+        from sparkinfer.kernels.experts import triton_left as left  # Gluon is not everywhere
+
+        tiles = tile_table(recorder, routing, left.SLOTS)
+        left.record_left_hidden(recorder, x, gate, up, routing, buffers, tiles)
+        return True
     pairs = rows * routing.used
     halves, stride, scales = rows_in_order(
         recorder, x.f32.array, gate.inputs, rows, 32 * tile.groups, "rows"

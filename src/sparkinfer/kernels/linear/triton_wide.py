@@ -6,7 +6,8 @@ by 64, so that float16 neither overflows nor loses small values; the result is m
 to float16 (2^-11 of a value) is finer than that of the int8 blocks which few rows are multiplied as.
 
 From `UNPACK_ROWS` rows on a weight is written out as float16 first, once: unpacking costs more than the multiplication
-does, and every tile of rows would do it again. Float weights are multiplied in three products of rounded parts.
+does, and every tile of rows would do it again. Columns then stand in the order of `triton_order`, in which norms leave
+their rows. Float weights are multiplied in three products of rounded parts.
 
 Deterministic: no atomics, one chain over the width per output. Bits may differ from those for few rows.
 """
@@ -20,6 +21,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.linear.triton_order import ordered_rows
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_decode, weight_load
 
@@ -193,22 +195,29 @@ def wide_float_kernel(
 
 
 @triton.jit
+def _placed(x, B: tl.constexpr):
+    """Codes (q, w, j, i) of four groups in the order (w, j, q, i)."""
+    parts = tl.permute(tl.reshape(x, [B, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
+    return tl.reshape(parts, [B, 64])
+
+
+@triton.jit
 def unpack_kernel(
     w, total, groups, unit, target, padded,
     BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr,
     G: tl.constexpr, B: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a weight as float16 [total, padded], columns in the order of `input_halves`, times 64."""
-    k = tl.program_id(0) * G
+    """A tile of a weight as float16 [total, padded], columns in the order of `triton_order`, times 64."""
+    k = tl.program_id(0) * G  # four groups: 128 columns
     first = tl.program_id(1) * B
     lo, hi = weight_halves(
         w, total, first.to(tl.int64), total - first, k, groups, unit, BITS, MODE, ZERO, G, B, EVEN
     )
     n = first + tl.arange(0, B)
-    at = target + n.to(tl.int64)[:, None] * padded + (k * 16 + tl.arange(0, 16 * G))[None, :]
+    at = target + n.to(tl.int64)[:, None] * padded + (k * 32 + tl.arange(0, 64))[None, :]
     there = (n < total)[:, None]
-    tl.store(at, lo, mask=there)
-    tl.store(at + padded // 2, hi, mask=there)
+    tl.store(at, _placed(lo, B), mask=there)
+    tl.store(at + 64, _placed(hi, B), mask=there)
 
 
 @triton.jit
@@ -340,9 +349,14 @@ def record_wide(
 ) -> None:
     """All products of quantised weights with one float32 input [rows, inputs]."""
     rows, inputs = recorder.rows, pairs[0][0].inputs
-    halves, scales, padded = halved_input(recorder, x, inputs, rows, ROWS, "rows")
+    unpack = rows >= UNPACK_ROWS
+    if unpack:
+        form = ordered_rows(recorder, x, inputs, rows, "rows")
+        halves, scales, padded = form.halves, form.scales, form.stride
+    else:
+        halves, scales, padded = halved_input(recorder, x, inputs, rows, ROWS, "rows")
     for weight, out in pairs:
-        if rows >= UNPACK_ROWS:
+        if unpack:
             halved = unpacked(recorder, weight, padded, "weights")
             tall, wide, warps, stages = half_tile(
                 weight.padded_outputs, rows, recorder.owner.sms, add
@@ -372,8 +386,9 @@ def record_wide_gated(
 ) -> None:
     """The gated product as float32 rows; whoever reads it as int8 blocks has them written from there."""
     rows = recorder.rows
-    halves, scales, padded = halved_input(recorder, x, gate.inputs, rows, ROWS, "rows")
     if rows >= UNPACK_ROWS and gate.padded_outputs >= UNPACK_OUTPUTS:
+        form = ordered_rows(recorder, x, gate.inputs, rows, "rows")
+        halves, scales, padded = form.halves, form.scales, form.stride
         first = unpacked(recorder, gate, padded, "weights")
         second = unpacked(recorder, up, padded, "other weights")
         recorder.launch(
@@ -382,6 +397,7 @@ def record_wide_gated(
             M=ROWS, B=128, STEP=STEP, num_warps=8, num_stages=4,
         )  # fmt: skip
         return
+    halves, scales, padded = halved_input(recorder, x, gate.inputs, rows, ROWS, "rows")
     outputs, tall = tile_of(gate.padded_outputs, rows, recorder.owner.sms)
     outputs = min(outputs, 64)
     recorder.launch(

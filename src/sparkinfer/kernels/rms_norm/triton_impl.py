@@ -5,6 +5,13 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder, q8_views
+from sparkinfer.kernels.linear.triton_order import (
+    ENOUGH,
+    SPAN,
+    keep_ordered,
+    ordered_buffers,
+    store_ordered,
+)
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import store_blocks
 
@@ -45,17 +52,45 @@ def norm_row(
         )
 
 
+@triton.jit
+def norm_order_kernel(
+    x, x_stride, weight, out, out_stride, halves, stride, scales, width, eps, BLOCK: tl.constexpr
+):
+    """A row as float32, with the bits of `norm_row`, and as products of many rows take it."""
+    release_next()
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    live = k < width
+    factor = tl.load(weight + k, mask=live, other=0.0)
+    await_inputs()
+    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
+    mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * width)
+    y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
+    tl.store(out + row * out_stride + k, y, mask=live)
+    store_ordered(row, y, halves, stride, scales, BLOCK)
+
+
 def record(
     recorder: CudaRecorder, x: Buffer, weight: Buffer, out: Activation, *, eps: float
 ) -> None:
     """Pinned: the tree of one sum over a row padded to a power of two; a row is a program of its own."""
     width = x.width
+    block = max(32, triton.next_power_of_2(width))
+    if recorder.rows >= ENOUGH and width % SPAN == 0:
+        halves, scales = ordered_buffers(recorder, "norms", recorder.rows, width)
+        recorder.launch(
+            norm_order_kernel, (recorder.rows,),
+            x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),
+            halves, width, scales, width, eps,
+            BLOCK=block, num_warps=min(16, max(4, block // 256)), overlap=True, **_EXACT,
+        )  # fmt: skip
+        keep_ordered(recorder, out.f32.array, halves, scales, width, only=False)
+        return
     codes = floats = out.f32.array
     if out.q8 is not None:
         recorder.blocked.add(out.f32.address)
         assert width % 32 == 0, width
         codes, floats = q8_views(out.q8)
-    block = max(32, triton.next_power_of_2(width))
     recorder.launch(
         rms_norm_kernel, (recorder.rows,),
         x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),

@@ -1,0 +1,77 @@
+"""Routed experts for long prompts on Hopper: their packed weights are the left side, decoded into registers."""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from sparkinfer.backend.base import Activation
+from sparkinfer.backend.cuda import CudaRecorder
+from sparkinfer.kernels.experts import ExpertBuffers
+from sparkinfer.kernels.linear.triton_order import ordered_rows
+from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.linear.triton_wide import constants
+from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.triton_hopper import tile
+
+SLOTS = 128  # of a tile
+OUTPUTS, WARPS = 256, 16  # of a tile (gate and up together) and a program
+
+
+@gluon.jit
+def left_hidden_kernel(
+    x, x_stride, scales, rows_of, tiles, gate, up, total, expert_rows, groups, out, out_stride,
+    GBITS: gl.constexpr, GMODE: gl.constexpr, GZERO: gl.constexpr,
+    UBITS: gl.constexpr, UMODE: gl.constexpr, UZERO: gl.constexpr,
+    M: gl.constexpr, NW: gl.constexpr,
+):  # fmt: skip
+    """hidden[slot] = silu(gate_e . x) * (up_e . x) for M / 2 values and up to SLOTS slots of an expert.
+
+    They are computed as 32, 64, 96 or 128: where experts are used unevenly, most tiles are not full.
+    """
+    at = tiles + 4 * gl.program_id(1)
+    expert, slot, count = gl.load(at), gl.load(at + 1), gl.load(at + 2)
+    first = gl.program_id(0) * (M // 2)
+    begin = expert.to(gl.int64) * expert_rows + first
+    if count > 96:
+        tile(
+            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
+            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 128, 0, NW,
+        )  # fmt: skip
+    elif count > 64:
+        tile(
+            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
+            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 64, 32, NW,
+        )  # fmt: skip
+    elif count > 32:
+        tile(
+            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
+            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 64, 0, NW,
+        )  # fmt: skip
+    elif count > 0:
+        tile(
+            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
+            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 32, 0, NW,
+        )  # fmt: skip
+
+
+def record_left_hidden(
+    recorder: CudaRecorder,
+    x: Activation,
+    gate: TritonWeight,
+    up: TritonWeight,
+    routing: Routing,
+    buffers: ExpertBuffers,
+    tiles: tuple[torch.Tensor, int],
+) -> None:
+    """The hidden rows as float32. tiles: `tile_table` of SLOTS, and how many there are."""
+    rows = recorder.rows
+    pairs = rows * routing.used
+    form = ordered_rows(recorder, x.f32.array, gate.inputs, rows, "rows")
+    rows_of = routing.table.array[0, 1 + pairs + 3 * min(routing.experts, pairs) :]
+    out = buffers.hidden.f32.array
+    recorder.launch(
+        left_hidden_kernel, (-(-2 * gate.outputs // OUTPUTS), tiles[1]),
+        form.halves, form.stride, form.scales, rows_of, tiles[0],
+        gate.words, up.words, gate.total, gate.padded_outputs, gate.groups, out, out.stride(0),
+        **constants(gate, "G"), **constants(up, "U"), M=OUTPUTS, NW=WARPS, num_warps=WARPS,
+    )  # fmt: skip
