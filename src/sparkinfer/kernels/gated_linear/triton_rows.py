@@ -112,23 +112,24 @@ def normed_float_rows(
 ):  # fmt: skip
     """`float_rows` of the normed rows: with f the norm's factors, (w f) . x over the root of x's mean square.
 
-    Both sums are over an axis that lies over the lanes and warps of the program whatever R is.
+    Both sums are over an axis that lies over the lanes and warps of the program whatever R is. All is read in three
+    dimensions, as the products are summed: in two, rows would change their layout by way of shared memory.
     """
     n = first + tl.arange(0, B)
     r = start + tl.arange(0, R)
-    k = tl.arange(0, WIDTH)[None, :]
+    k = tl.arange(0, WIDTH)[None, None, :]
     if BITS == 32:
         at = w.to(tl.pointer_type(tl.float32))
     else:
         at = w.to(tl.pointer_type(tl.float16 if BITS == 16 else tl.bfloat16))
-    a = tl.load(at + n[:, None] * WIDTH + k).to(tl.float32) * tl.load(norm + k)
+    a = tl.load(at + n[None, :, None] * WIDTH + k).to(tl.float32) * tl.load(norm + k)
     await_inputs()
     live = (r < rows)[:, None]
-    y = tl.load(x + tl.minimum(r, rows - 1)[:, None] * x_stride + k)
-    square = tl.sum(y * y, 1)
-    v = tl.sum(a[None, :, :] * y[:, None, :], 2)
+    y = tl.load(x + tl.minimum(r, rows - 1)[:, None, None] * x_stride + k)
+    square = tl.sum(y * y, 2)
+    v = tl.sum(a * y, 2)
     length = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(square, 1.0 * WIDTH) + eps))
-    tl.store(out + r[:, None] * out_stride + n[None, :], v * length[:, None], mask=live)
+    tl.store(out + r[:, None] * out_stride + n[None, :], v * length, mask=live)
 
 
 @triton.jit
