@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from sparkinfer.machine import default_threads
@@ -23,16 +24,23 @@ _PROGRAM = "from sparkinfer.backend.compile_worker import main; main()"
 _own = threading.local()  # each thread's process
 
 
+Wanted = list[tuple[Any, "Future[bool]"]]
+
+
 @functools.cache
-def _threads() -> ThreadPoolExecutor | None:
-    """A thread for each process; None where one core has to do all."""
-    cores = min(_MOST, default_threads())
-    return ThreadPoolExecutor(cores, "compiling") if cores > 1 else None
+def _queue() -> "SimpleQueue[tuple[Wanted, Path]] | None":
+    """What the processes take from, with a thread for each; None where one core has to do all."""
+    cores, queue = min(_MOST, default_threads()), SimpleQueue[tuple[Wanted, Path]]()
+    if cores < 2:
+        return None
+    for _ in range(cores):  # the end of the program waits for none of them
+        threading.Thread(target=_serve, args=(queue,), name="compiling", daemon=True).start()
+    return queue
 
 
 def running() -> bool:
     """Whether some were asked for: then the next kernel need not bring the compiler into this process either."""
-    return _threads.cache_info().currsize > 0 and _threads() is not None
+    return _queue.cache_info().currsize > 0 and _queue() is not None
 
 
 def submit(origins: Sequence[Any], root: Path) -> "list[Future[bool]]":
@@ -40,20 +48,23 @@ def submit(origins: Sequence[Any], root: Path) -> "list[Future[bool]]":
 
     Each result tells whether that was done. Nothing where nobody can.
     """
-    threads = _threads()
-    if threads is None:
+    queue = _queue()
+    if queue is None:
         return []
     results: list[Future[bool]] = [Future() for _ in origins]
-    threads.submit(_serve, list(zip(origins, results, strict=True)), root)
+    queue.put((list(zip(origins, results, strict=True)), root))
     return results
 
 
-def _serve(wanted: "list[tuple[Any, Future[bool]]]", root: Path) -> None:
-    for origin, result in wanted:
-        try:
-            result.set_result(_compile(origin, root))
-        except BaseException as error:
-            result.set_exception(error)
+def _serve(queue: "SimpleQueue[tuple[Wanted, Path]]") -> None:
+    """Life of a thread, which has a process of its own."""
+    while True:
+        wanted, root = queue.get()
+        for origin, result in wanted:
+            try:
+                result.set_result(_compile(origin, root))
+            except BaseException as error:
+                result.set_exception(error)
 
 
 def _compile(origin: Any, root: Path) -> bool:
