@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from gpu_machine import backend
 
-from sparkinfer.kernels.triton_quant import lane_sums
+from sparkinfer.kernels.triton_quant import lane_sums, lane_values
 
 
 @triton.jit
@@ -17,6 +17,22 @@ def lane_sums_kernel(x, out, COUNT: tl.constexpr):
     for index in tl.static_range(COUNT):
         values = values + (tl.load(x + index * 32 + lane),)  # noqa: RUF005
     tl.store(out + lane, lane_sums(values, COUNT))
+
+
+@triton.jit
+def lane_values_kernel(x, out, B: tl.constexpr):
+    lane, b = tl.arange(0, 32)[:, None], tl.arange(0, B)[None, :]
+    values = lane_values(tl.load(x + lane * B + b), 32, B)
+    for index in tl.static_range(B):
+        tl.store(out + index * 32 + tl.arange(0, 32), values[index])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_values_of_a_tile_come_in_order(count):
+    x = torch.arange(32.0 * count, device=backend().device)
+    out = torch.zeros(count * 32, device=x.device)
+    lane_values_kernel[(1,)](x, out, B=count, num_warps=1)
+    assert out.reshape(count, 32).T.flatten().tolist() == x.tolist()
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])

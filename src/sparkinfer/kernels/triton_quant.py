@@ -468,6 +468,15 @@ def lane_values(v, F: tl.constexpr, B: tl.constexpr):
         return (tl.reshape(v, [32]),)
     elif B == 2:
         return tl.split(v)
+    elif B == 8:
+        even, odd = tl.split(tl.reshape(v, [32, 2, 2, 2]))
+        v04, v26 = tl.split(even)
+        v15, v37 = tl.split(odd)
+        v0, v4 = tl.split(v04)
+        v2, v6 = tl.split(v26)
+        v1, v5 = tl.split(v15)
+        v3, v7 = tl.split(v37)
+        return (v0, v1, v2, v3, v4, v5, v6, v7)
     else:
         even, odd = tl.split(tl.reshape(v, [32, 2, 2]))
         v0, v2 = tl.split(even)
@@ -586,7 +595,9 @@ def rows_product(
     WARPS: of the program, whose `target` is the first place only; one warp's values then share the steps of their sums.
     """
     SUMS: tl.constexpr = MODE == 1 or MODE == 2 or ZERO > 0
-    LANES: tl.constexpr = not INTERPRETED and WARPS == 1 and F == G and F >= 32 and B <= 4
+    LANES: tl.constexpr = (
+        not INTERPRETED and WARPS == 1 and F == G and F >= 32 and B <= (8 if ONE else 4)
+    )
     N: tl.constexpr = F // G * B
     lane = tl.arange(0, 32)
     if ONE:

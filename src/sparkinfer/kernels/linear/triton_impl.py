@@ -1,7 +1,7 @@
 """GPU form of `linear`: a program has the whole width of a few outputs in registers and takes row after row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ MOST = 4  # weights of one launch
 LATE_INPUTS = 1024
 EXACT = {"enable_fp_fusion": False}  # every multiply-add that is fused is written as one
 _LANES = 32
+# Programs of one warp that a multiprocessor has room for: with four outputs of 8 bits, and with eight.
+_RESIDENT, _RESIDENT_TWICE, _TWICE_REGISTERS = 20, 12, 168
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,16 @@ def choose_tile(
     count = 1 << (count.bit_length() - 1)
     ahead = form.bits == 8 and groups >= 128 and warps == 1
     return Tile(lanes, width, count, chunks, warps, width * chunks == groups, ahead)
+
+
+def one_wave(tile: Tile, form: Form, outputs: int, sms: int) -> tuple[Tile, dict[str, int]]:
+    """The tile for a single row, with launch options: programs twice as large where those of `tile` do not fit the
+    chip at once and these do, so that all the weights are on their way before the row is there.
+    """
+    programs, small = outputs // tile.rows, form.bits == 8 and tile.warps == 1
+    if small and tile.outputs == 4 and _RESIDENT * sms < programs <= 2 * _RESIDENT_TWICE * sms:
+        return replace(tile, outputs=8), {"maxnreg": _TWICE_REGISTERS}
+    return tile, {}
 
 
 def _power(n: int) -> int:
@@ -211,7 +223,9 @@ def _launch(
     tile = choose_tile(weight.form, weight.groups, outputs, processors(recorder))
     late = reads_late(recorder, x, weight)
     words, floats = input_views(x, weight, late)
-    rows = recorder.rows
+    rows, options = recorder.rows, {}
+    if rows == 1 and not recorder.owner.interpreted:
+        tile, options = one_wave(tile, weight.form, outputs, recorder.owner.sms)
     block = min(rows, 16)
     args: list[Any] = []
     first = 0
@@ -229,5 +243,5 @@ def _launch(
         words, floats, stride_of(words), rows, block, weight.groups, 1, *args,
         COUNT=len(group), ADD=add, ONE=rows == 1, LATE=late, **constants(weight), **tile.constants(),
         AHEAD=rows > 1 and tile.ahead, WARPS=tile.warps,
-        num_warps=tile.warps, overlap=True, **EXACT,
+        num_warps=tile.warps, overlap=True, **options, **EXACT,
     )  # fmt: skip
