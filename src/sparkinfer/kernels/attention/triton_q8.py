@@ -2,11 +2,11 @@
 
 Like triton_impl.py: units of positions dealt to a fixed number of programs, queries and weights as two float16 parts
 each, then the same merge. A number read is float16(scale x code). Codes lie in the order of a matrix instruction's left
-operand (kernels/triton_cache.py), so a thread loads 16 bytes at a time and decodes them in its registers: no shared
-memory, no barrier. A program asks for its next unit before it computes this one.
+operand (kernels/triton_cache.py), so a thread decodes what it has loaded, 16 bytes at a time, in its registers and the
+matrix instruction takes it from there.
 
 Pinned: a column's bits depend on its own query alone: the same chain of matrix instructions whatever the width of the
-tile; sums over the places of a unit are halved one step after another, in an order that no layout changes.
+tile, the same sums in one thread and the same tree over threads.
 """
 
 from typing import Any
@@ -30,6 +30,10 @@ from sparkinfer.kernels.triton_mixers import (
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
 UNIT = tl.constexpr(64)  # positions
+SPLIT_PROGRAMS = 1  # of a multiprocessor: the merge's programs have room beside them
+# Most queries of a kv head, columns of a tile, stages of its loads, units that are asked for ahead. One stage: the next
+# unit comes to registers while this one is computed, which leaves a multiprocessor room for two tiles.
+FORMS = ((8, 8, 4, 1), (16, 16, 4, 1), (1 << 30, 16, 1, 3))
 
 
 @triton.jit
@@ -216,7 +220,7 @@ def _queries(
 
 @triton.jit
 def _added(x, COLUMNS: tl.constexpr):
-    """Sums of the columns of [UNIT, COLUMNS], by halves as long as a warp has both."""
+    """Sums of the columns of [UNIT, COLUMNS]: by halves within a warp, then over the four warps."""
     x = tl.sum(tl.reshape(x, (4, 2, 8, COLUMNS)), 1)
     x = tl.sum(tl.reshape(x, (4, 2, 4, COLUMNS)), 1)
     x = tl.sum(tl.reshape(x, (4, 2, 2, COLUMNS)), 1)
@@ -244,10 +248,9 @@ def _in_threads(mixed, SIZE: tl.constexpr, COLUMNS: tl.constexpr):
 def split_q8_kernel(
     q, q_stride, run, partial, sums, rows, layer, first_row, of_rows, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AHEAD: tl.constexpr, FIRST: tl.constexpr, EARLY: tl.constexpr,
-    LATE: tl.constexpr,
+    COLUMNS: tl.constexpr, PROGRAMS: tl.constexpr, AHEAD: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """As `triton_impl.split_kernel`. AHEAD: the next unit is loaded to registers before this one is computed."""
+    """As `triton_impl.split_kernel`. AHEAD: the next unit is loaded to registers while this one is computed."""
     release_next()
     tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(run + WORD_POSITION).to(tl.int32)
@@ -263,25 +266,16 @@ def split_q8_kernel(
     keys, values = _as_words(keys), _as_words(values)
     asked = tl.where(tile == 0, units, 0)  # tiles share what comes
     for turn in tl.static_range(FIRST):
-        unit = first + (turn + (1 if EARLY else 0)) * PROGRAMS
+        unit = first + turn * PROGRAMS
         if unit < asked:
             _fetch(keys, key_scales, unit * UNIT, highest, SIZE)
             _fetch(values, value_scales, unit * UNIT, highest, SIZE)
-    start = first * UNIT + lowest * 0  # a tensor, under the interpreter too
-    if EARLY:  # what earlier steps wrote may be loaded before the launch before this one is done
-        old = tl.where(start + UNIT <= position, highest, start)
-        kw, ks, ks2 = _load_keys(keys, key_scales, start, old, SIZE)
-        vw, vs = _load_values(values, value_scales, start, old, SIZE)
     await_inputs()
     if first < units:
         if AHEAD:
-            if EARLY:
-                if start + UNIT > position:
-                    kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
-                    vw, vs = _load_values(values, value_scales, start, highest, SIZE)
-            else:
-                kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
-                vw, vs = _load_values(values, value_scales, start, highest, SIZE)
+            start = first * UNIT + lowest * 0
+            kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
+            vw, vs = _load_values(values, value_scales, start, highest, SIZE)
         x = _queries(q, q_stride, rows, head, tile, scale, GROUP, SIZE, COLUMNS)
         c = tile * COLUMNS + tl.arange(0, COLUMNS)
         stands = query + c // GROUP
@@ -292,15 +286,13 @@ def split_q8_kernel(
         mixed = tl.zeros((SIZE, 2 * COLUMNS), tl.float32)
         place = _key_place(tl.arange(0, UNIT))
         for unit in range(first, units, PROGRAMS):
-            start = unit * UNIT + lowest * 0
+            start = unit * UNIT + lowest * 0  # a tensor, under the interpreter too
             if not AHEAD:
                 kw, ks, ks2 = _load_keys(keys, key_scales, start, highest, SIZE)
                 vw, vs = _load_values(values, value_scales, start, highest, SIZE)
             key = _key_halves(kw, ks, ks2, SIZE)
-            if AHEAD and not LATE:
-                kw, ks, ks2 = _load_keys(keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE)
             parts = tl.dot(key, x, tl.zeros((UNIT, 2 * COLUMNS), tl.float32))
-            if AHEAD and LATE:
+            if AHEAD:
                 kw, ks, ks2 = _load_keys(keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE)
             scores = tl.sum(tl.reshape(parts, (UNIT, COLUMNS, 2)), 2)
             at = start + place
@@ -333,15 +325,6 @@ def split_q8_kernel(
         tl.store(partial + at, mixed, mask=row < rows)
 
 
-# Columns of a tile and how it loads: to registers one unit ahead (stages 1), or through shared memory.
-FORMS = (
-    (8, 8, 4, 1),
-    (16, 16, 4, 1),
-    (999, 16, 1, 3),
-)  # most queries of a kv head, columns, stages, units asked for
-SPLIT_PROGRAMS = 1  # of a multiprocessor
-
-
 def record_split_q8(
     recorder: CudaRecorder, q: Buffer, shape: Heads, params: Buffer, context: int, first_row: int, of_rows: int,
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
@@ -361,10 +344,7 @@ def record_split_q8(
         split_q8_kernel, (-(-queries // columns), min(programs, -(-context // UNIT.value)), shape.kv_heads),
         q.array, stride_of(q.array), params.array, partial, sums, recorder.rows, shape.layer, first_row, of_rows,
         shape.head_size**-0.5 * LOG2_E,
-        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, AHEAD=stages == 1, FIRST=first, EARLY=EARLY, LATE=LATE,
+        KV_HEADS=shape.kv_heads, GROUP=group, COLUMNS=columns, AHEAD=stages == 1, FIRST=first,
         num_warps=4, num_stages=stages, overlap=True, **common, **EXACT,
     )  # fmt: skip
     return partial, sums, {**common, "UNIT": UNIT.value, "PADDED": shape.head_size}
-
-
-EARLY, LATE = False, True
