@@ -54,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--block", choices=("trained", "depth"), default="trained")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--kv-cache", choices=("auto", "f32", "f16", "q8_0"), default="auto")
     parser.add_argument("--context", type=int, default=33_000)
     parser.add_argument("--lengths", type=numbers, default=[128, 512, 4096, 16384, 32768])
     parser.add_argument("--widths", type=numbers, default=[1, 2, 3, 4, 5, 6, 8, 12, 16])
@@ -95,7 +96,13 @@ def loaded(args: argparse.Namespace, out: Printer) -> Target:
         if label == "compile" and compiled is None:
             compiled = time.perf_counter()
 
-    target = load_target(args.model, context=args.context, device=args.device, progress=progress)
+    target = load_target(
+        args.model,
+        context=args.context,
+        device=args.device,
+        kv_cache=args.kv_cache,
+        progress=progress,
+    )
     ended = time.perf_counter()
     ready = compiled or ended
     gigabytes = args.model.stat().st_size / 1e9
