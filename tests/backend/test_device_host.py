@@ -4,10 +4,8 @@ are built side by side.
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
 
-import gpu_machine
 import numpy as np
 import pytest
 
@@ -26,8 +24,8 @@ class Words:
 
     def __init__(self, later):
         self.memory, self.later, self.waits = np.zeros((4, 2), np.int64), later, 0
-        buffer = Buffer(self.memory, 0, 4, 2, 16)
-        self.board = Board(buffer, memoryview(self.memory.reshape(-1)), self.ended, self.waited)
+        buffer = Buffer(self.memory[:, :1], 0, 4, 1, 16)
+        self.board = Board(buffer, memoryview(self.memory[:, 0]), self.ended, self.waited)
 
     def ended(self):
         for row, value in self.later.items():
@@ -44,8 +42,6 @@ def test_a_board_waits_for_its_serial():
     words.board.wait(range(1, 3), 7)
     assert words.board.rows(1, 2) == [(248319, True), (0, False)]
     assert words.waits == 1
-    words.memory[:2, 1] = word(9, False, 7), word(11, False, 7)
-    assert words.board.tokens(2, 7) == [9, 11]
 
 
 def test_a_device_that_ended_without_a_word_is_an_error():
@@ -158,14 +154,3 @@ def test_launchers_are_built_side_by_side_and_loaded_in_turns(tmp_path, monkeypa
     with pytest.raises(subprocess.CalledProcessError):
         monkeypatch.setattr(subprocess, "run", run)
         turns.build("launcher", str(tmp_path / "none.c"), str(tmp_path), [], [], [])
-
-
-def test_staging_memory_of_a_buffer_that_came_after_another_one():
-    """At the same address, of another width or type: memory of its own."""
-    backend = gpu_machine.backend()
-    first = backend.buffer(3, 24)
-    assert backend.staging(first).shape == (3, 24)
-    later = replace(backend.buffer(1, 32), address=first.address)
-    assert backend.staging(later).shape == (1, 32)
-    numbers = replace(backend.buffer(1, 32, np.int64), address=first.address)
-    assert backend.staging(numbers).dtype == np.int64

@@ -1,7 +1,6 @@
 """Words that a device leaves in the host's memory, for a host that watches them instead of asking the driver.
 
-A row's first word tells the id of its largest logit, whether all its logits are finite, and which replay found that;
-the second the row's own token and the replay again.
+A word tells of a row the id of its largest logit, whether all its logits are finite, and which replay found that.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ def _pause() -> Callable[[], object]:
 
 
 class Board:
-    """Two int64 words a row. `buffer` is its memory as a device sees it."""
+    """One int64 word a row. `buffer` is its memory as a device sees it."""
 
     def __init__(
         self,
@@ -42,25 +41,16 @@ class Board:
     def wait(self, rows: Iterable[int], serial: int) -> None:
         """Return when the replay of this serial has left its words for these rows: what came before it is done."""
         words, pause, looks = self._words, self._pause, 0
-        for place in [2 * row for row in rows]:
-            while words[place] >> _SERIAL_AT != serial:
+        for row in rows:
+            while words[row] >> _SERIAL_AT != serial:
                 pause()
                 looks += 1
-                if looks % _ASK == 0 and self._ended() and words[place] >> _SERIAL_AT != serial:
-                    raise RuntimeError(
-                        f"replay {serial} ended without its word for row {place // 2}"
-                    )
+                if looks % _ASK == 0 and self._ended() and words[row] >> _SERIAL_AT != serial:
+                    raise RuntimeError(f"replay {serial} ended without its word for row {row}")
         self._waited()
 
     def rows(self, first: int, count: int) -> list[tuple[int, bool]]:
         """The ids and whether all logits are finite, of some rows that are there."""
         finite, best = 1 << BEST_BITS, (1 << BEST_BITS) - 1
-        words = self._words[2 * first : 2 * (first + count)].tolist()
-        return [(word & best, word & finite != 0) for word in words[::2]]
-
-    def tokens(self, count: int, serial: int) -> list[int]:
-        """The first rows' own tokens, of a replay that has been waited for: their words may come a moment later."""
-        words, best = self._words, (1 << BEST_BITS) - 1
-        while any(words[2 * row + 1] >> _SERIAL_AT != serial for row in range(count)):
-            self._pause()
-        return [words[2 * row + 1] & best for row in range(count)]
+        words = self._words[first : first + count].tolist()
+        return [(word & best, word & finite != 0) for word in words]

@@ -27,11 +27,10 @@ from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress
 
 Floats = NDArray[np.float32]
-_POSITION, _KEYS, _VALUES, _HEAD_BYTES, _ATTENTION_CHUNKS, _FIRST, _WINDOW_CHUNKS, _ROTATION, _COMMIT_ROWS = (
+_POSITION, _KEYS, _VALUES, _HEAD_BYTES, _ATTENTION_CHUNKS, _FIRST, _WINDOW_CHUNKS, _ROTATION = (
     offset // 8
     for offset in (
         P.POSITION, P.KEYS, P.VALUES, P.HEAD_BYTES, P.ATTENTION_CHUNKS, P.FIRST, P.WINDOW_CHUNKS, P.ROTATION,
-        P.COMMIT_ROWS,
     )
 )  # fmt: skip
 _MOST_LINKS = 8 * 2**20  # numbers of a Markov head that are kept as float32 beside its table
@@ -54,7 +53,6 @@ class BlockDraft:
         selector: Selector | None = None,
         tapped: Buffer | None = None,
         tokens: tuple[Buffer, int] | None = None,
-        windows: tuple[tuple[Buffer, int], Buffer] | None = None,
         occurring: Occurring | None = None,
         choosing: Choosing | None = None,
     ) -> None:
@@ -83,7 +81,7 @@ class BlockDraft:
         self.tapes = Tapes(
             backend, network, embedding, rows.size, config.eps, scale=scale,
             cache_format=rows.cache.format, tapped=tapped,
-            tokens=tokens if self.runs_ahead else None, windows=windows if self.runs_ahead else None,
+            tokens=tokens if self.runs_ahead else None,
             slots=config.max_depth if chained else 0,
             links=_links(backend, output) if chained and backend.on_host else None,
             choosing=choosing, mask=None if mask is None or backend.on_host else _row(backend, mask),
@@ -183,27 +181,6 @@ class BlockDraft:
         """Start a block whose likeliest tokens the target takes from the device. Only if it `runs_ahead`."""
         assert self.runs_ahead
         self._start(anchor, depth)
-        return self._started(depth)
-
-    def propose_after(self, width: int, depth: int) -> Ahead | None:
-        """`propose_ahead` behind a window of `width` tokens that the target verifies just now, whose context rows are
-        on their way (`extend_ahead`): the device finds the anchor, the token after those that stay. None where that
-        cannot be.
-        """
-        held, rows = self._rows, self._block_rows(depth)
-        fits = held.length + width + rows - held.base <= held.size
-        known = self._begun == (held.length, width)
-        # Not tried on a GPU with these, and waiting tokens need the host's look anyway.
-        other = self._occurring is not None or self.output.markov is not None
-        other = other or self.output.ids is not None
-        if self.tapes.accept is None or other or not fits or not known:
-            return None
-        self._send(0, rows, behind=width)
-        self.tapes.accept.replay()
-        self.tapes.block(rows, self._first, depth).replay()
-        return self._started(depth)
-
-    def _started(self, depth: int) -> Ahead:
         if self.tapes.found is None:
             return Ahead(lambda: self.tapes.readout.found(depth))
         chosen = self.tapes.chosen
@@ -244,8 +221,6 @@ class BlockDraft:
                 tapes.append(self.tapes.context(rows, tapped=True))
         for depth in depths:
             tapes.append(self.tapes.block(self._block_rows(depth), self._first, depth))
-        if self.tapes.accept is not None:
-            tapes.append(self.tapes.accept)
         if self._occurring is not None and isinstance(self._occurring.change, Exchanged):
             tapes.append(self._occurring.change.tape)
         self._backend.prepare(
@@ -267,10 +242,9 @@ class BlockDraft:
             ids = [int(known[index]) for index in ids]
         return Chain(anchor, ids, chances)
 
-    def _send(self, anchor: int, rows: int, *, behind: int = 0) -> None:
-        """The block's parameters and rows: the anchor and masks. `behind` a window of so many tokens, if not 0."""
+    def _send(self, anchor: int, rows: int) -> None:
+        """The block's parameters and rows: the anchor and masks."""
         intake, words = self.tapes.intake, self._words(rows)
-        words[_COMMIT_ROWS] = behind
         if self._mask is None or not self._backend.on_host:
             mask = self.config.mask_id if self._mask is None else -1
             intake.send(words, [anchor] + [mask] * (rows - 1))

@@ -361,7 +361,7 @@ class _Bench:
             (token,) = self._tokens(1)
             ahead = self.draft.propose_ahead(token, width - 1)  # type: ignore[attr-defined]
             finish = self.target.verify_ahead(self.state, token, width - 1, ahead.known)  # type: ignore[attr-defined]
-            finish()
+            finish(ahead.told)
             self.state.commit(1)
 
         return run

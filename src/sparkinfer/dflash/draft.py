@@ -120,7 +120,6 @@ def load_draft(
         _selector(config, checkpoint),
         None if target.backend.on_host else target.features(len(config.taps)),
         target.next_tokens,
-        target.windows,
         occurring,
         choosing,
     )

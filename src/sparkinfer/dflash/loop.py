@@ -276,34 +276,17 @@ class DFlashDecoder:
         found: Ahead = self.draft.propose_ahead(anchor, count)  # type: ignore[attr-defined]
         return found
 
-    def _begin_after(self, step: _Step, decision: Decision, limit: int) -> Ahead | None:
-        """Start the next step's block behind this one's window, where it will likely have the same width: the device
-        itself finds out what stays of the window. None where it cannot, or the host may see that otherwise.
-        """
-        room = min(limit, self._state.context - step.length) - step.width
-        after = getattr(self.draft, "propose_after", None)
-        likely = step.width == self._last_width and step.width <= room and not decision.learns
-        if after is None or not likely or not self._sampler.largest_is_enough:
-            return None
-        found: Ahead | None = after(step.width, step.width - 1)
-        return found
-
-    def _begin_next(
-        self, step: _Step, limit: int, after: Ahead | None, bests: Sequence[int]
-    ) -> None:
-        """The next step's block, which the host starts before it does anything else if nothing was begun with `after`,
-        or something else than what it sees now. `bests`: each row's likeliest token.
+    def _begin_next(self, step: _Step, limit: int) -> None:
+        """Start the next step's block where that will likely have this one's width, before the host does anything else:
+        a device would have nothing to do meanwhile.
         """
         usual, self._last_width = self._last_width, step.width
         kept, anchor = len(step.choices), step.choices[-1].token
-        key = (anchor, step.width - 1, self.draft.length)
-        if after is not None and (kept, anchor) == _accepted(step.window, bests):
-            self._begun = key, after
-            return
         room = self._state.context - step.length - kept
         if step.width != usual or anchor in self._sampler.stop_ids:
             return
         if step.width <= min(limit - kept, room):
+            key = (anchor, step.width - 1, self.draft.length)
             self._begun = key, self.draft.propose_ahead(anchor, step.width - 1)  # type: ignore[attr-defined]
 
     def _speculate(self, step: _Step, decision: Decision, limit: int) -> StepResult:
@@ -324,9 +307,8 @@ class DFlashDecoder:
             ahead = self._block(anchor, count)
             finish = self.target.verify_ahead(self._state, anchor, count, ahead.known)  # type: ignore[attr-defined]
             self.draft.extend_ahead(step.width)  # type: ignore[attr-defined]
-            after = self._begin_after(step, decision, limit)
             drafted = perf_counter()
-            step.window, rows = finish()
+            step.window, rows = finish(ahead.told)
             if decision.learns and ahead.claims is not None:
                 step.claims = ahead.claims()
             judge = self._judge(Chosen(step.window[1:]), anchor, self._sampler, self._history, None)
@@ -350,7 +332,7 @@ class DFlashDecoder:
             step.given = len(step.choices)
             self.draft.extend(step.window[: step.given], verified.features[: step.given])
             if path is step.verify:
-                self._begin_next(step, limit, after, [row.best for row in rows])
+                self._begin_next(step, limit)
         else:
             self._keep(step.window, verified.features)
         step.seconds = {
@@ -418,11 +400,3 @@ class DFlashDecoder:
                 claims=step.claims,
             )
         )
-
-
-def _accepted(window: Sequence[int], bests: Sequence[int]) -> tuple[int, int]:
-    """What a device makes of a window: how many tokens stay, and the one after them."""
-    kept = 1
-    while kept < len(window) and window[kept] == bests[kept - 1]:
-        kept += 1
-    return kept, bests[kept - 1]

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Backend, Buffer, CacheFormat, Tape, Weight
 from sparkinfer.dflash.layers import DraftLayer
-from sparkinfer.kernels.accept import accept
 from sparkinfer.kernels.greedy_chain import (
     Links,
     Picks,
@@ -67,7 +66,6 @@ class Tapes:
         cache_format: CacheFormat = "f16",
         tapped: Buffer | None = None,
         tokens: tuple[Buffer, int] | None = None,
-        windows: tuple[tuple[Buffer, int], Buffer] | None = None,
         slots: int = 0,
         links: Links | None = None,
         choosing: Choosing | None = None,
@@ -75,7 +73,7 @@ class Tapes:
     ) -> None:
         """`table`: the embedding, whose rows are multiplied by `scale`; `cache_format`: of the draft's own keys and
         values; `tapped`: where the target leaves its features, `tokens` where a block leaves its likeliest ones for the
-        target; `windows` as the target has it; `mask` as `Intake` has it.
+        target; `mask` as `Intake` has it.
 
         Blocks of up to `slots` slots choose their likeliest tokens too (0: they leave that), with `links` between them
         on the host, and on a device with what `choosing` holds.
@@ -109,14 +107,6 @@ class Tapes:
         if network.selection is not None:
             self.selected = self._short.buffer("selected", network.selection.padded_outputs)
         self._contexts: dict[tuple[int, bool], Tape] = {}
-        self.accept: Tape | None = (
-            None  # makes a block's parameters of a window's that the host has not seen
-        )
-        anchor = self.intake.column(0)
-        if windows is not None and anchor is not None:
-            recorder = backend.recorder(1)
-            accept(recorder, *windows, self.params, anchor[1])
-            self.accept = recorder.finish()
         self._blocks: dict[tuple[int, int, int], Tape] = {}
 
     def context(self, rows: int, *, tapped: bool = False) -> Tape:

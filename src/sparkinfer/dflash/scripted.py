@@ -5,7 +5,6 @@ For benchmarks and tests, never for users.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,22 +33,6 @@ class ScriptedProposals(Chosen):
         row = np.full(self.n_vocab, _NEVER, np.float32)
         row[self.tokens[slot]] = 0.0
         return row
-
-
-class Later:
-    """An `Ahead` whose tokens are known once it is known what stays of the window before."""
-
-    claims = None
-
-    def __init__(self, draft: "ScriptedDraft", depth: int) -> None:
-        self._draft, self._depth = draft, depth
-
-    @cached_property
-    def known(self) -> Sequence[int]:
-        return self._draft._next(self._depth)
-
-    def told(self) -> Sequence[int]:
-        return self.known
 
 
 class ScriptedDraft:
@@ -116,10 +99,6 @@ class ScriptedDraft:
         self.inner.propose_ahead(anchor, depth)  # type: ignore[union-attr]
         tokens = self._next(depth)
         return Ahead(lambda: tokens, tokens)
-
-    def propose_after(self, width: int, depth: int) -> "Later | None":
-        begun = self.inner.propose_after(width, depth)  # type: ignore[union-attr]
-        return None if begun is None else Later(self, depth)
 
     def propose(self, anchor: int, depth: int) -> Proposals:
         if self.inner:

@@ -99,9 +99,6 @@ class Target:
         self.embedding = Table(file.tensors[name].type_name, file.blocks(name))
         self._intake = Intake(backend, self._x, self.embedding, network.embedding)
         self._ahead: _Ahead | None = None
-        self._found: tuple[Buffer, int] | None = None  # each row's best id, for a draft on a device
-        if not backend.on_host:
-            self._found = backend.buffer(1, MAX_WIDTH, np.int64), 0
         self._busy = threading.Lock()
 
     def new_state(self, context: int | None = None) -> Sequence:
@@ -193,19 +190,13 @@ class Target:
         """
         return self._intake.column(1) if self.asynchronous else None
 
-    @property
-    def windows(self) -> tuple[tuple[Buffer, int], Buffer] | None:
-        """Where a device has a window's tokens, and the best id of each of its rows; None where it has not."""
-        tokens, found = self._intake.column(0), self._found
-        return None if tokens is None or found is None else (tokens, found[0])
-
     def verify_ahead(
         self, state: Sequence, anchor: int, count: int, drafts: Ids[int] | None
-    ) -> Callable[[], tuple[list[int], Logits]]:
+    ) -> Callable[[Callable[[], Ids[int]]], tuple[list[int], Logits]]:
         """Start `forward` with `verify` for a window of `anchor` and `count` drafts, which nobody need know yet.
 
-        Without `drafts` they are what the device writes to `next_tokens` before. The result waits, and gives the
-        window's tokens and logits.
+        Without `drafts` they are what the device writes to `next_tokens` before. The result waits: it is given what
+        tells the drafts then, and gives the window's tokens and logits.
         """
         window = [anchor, *([0] * count if drafts is None else drafts)]
         self._check(state, window, verify=True)
@@ -218,10 +209,10 @@ class Target:
             self.backend.mark()
             serial = self._intake.serial
 
-        def finish() -> tuple[list[int], Logits]:
+        def finish(told: Callable[[], Ids[int]]) -> tuple[list[int], Logits]:
             with self._busy:
                 rows = self._readout.read(len(window), serial=serial)
-                tokens = self._readout.given(len(window), serial)
+                tokens = [anchor, *told()]
                 state.hold(tokens)
                 return tokens, rows
 
@@ -433,7 +424,6 @@ class Target:
                 self._readout.record(
                     run.recorder,
                     self._intake.params,
-                    self._found if 1 < width <= MAX_WIDTH else None,
                     row=place,
                     follows=P.WORDS if follows else None,
                 )

@@ -94,11 +94,6 @@ class Readout:
         """The largest logits' ids of the first rows of a replay that has been waited for."""
         return [min(index, self.n_vocab - 1) for index, _ in self._found(count)]
 
-    def given(self, count: int, serial: int) -> list[int]:
-        """The first rows' own tokens, of a device's replay that has been waited for."""
-        assert self._board is not None
-        return self._board.tokens(count, serial)
-
     def _found(self, count: int, first: int = 0) -> Sequence[tuple[int, bool]]:
         """Of rows, the largest logit's id and whether all are finite."""
         if self._board is not None:

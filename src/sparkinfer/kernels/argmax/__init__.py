@@ -35,9 +35,8 @@ def argmax_words(
     tokens: tuple[Buffer, int] | None = None,
     first: int | None = None,
 ) -> None:
-    """`argmax` on a device, for a host that watches `out`, int64 rows x 2, the buffer of a `backend.board.Board`. The
-    replay's serial stands in the run parameters, and behind these its tokens, if it has any there: a row's second word
-    has its own.
+    """`argmax` on a device, for a host that watches `out`, int64 rows x 1, the buffer of a `backend.board.Board`. The
+    replay's serial stands in the run parameters.
 
     `first`, of a run of one row: the column of its token in `params`. The parameters become those of a replay for the
     token found: its id, the next position and serial, and the recurrent states change places.

@@ -10,7 +10,6 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.board import BEST_BITS, SERIALS
 from sparkinfer.backend.cuda import CudaRecorder
-from sparkinfer.kernels import run_params as P
 from sparkinfer.kernels.triton_mixers import (
     WORD_CONV,
     WORD_CONV_NEXT,
@@ -25,7 +24,6 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 PARTS = 64  # programs of a row
 _COLUMNS = 1024  # that a program looks at in a step
 _BEST_BITS, _SERIALS = tl.constexpr(BEST_BITS), tl.constexpr(SERIALS)
-_BEST_MASK, _TOKENS = tl.constexpr((1 << BEST_BITS) - 1), tl.constexpr(P.WORDS)
 
 
 @triton.jit
@@ -80,7 +78,7 @@ def _go_on(run, serial):
 @triton.jit
 def whole_kernel(
     values, places, out, out_stride, tokens, run, n_vocab, PARTS: tl.constexpr, TOKENS: tl.constexpr,
-    WORDS: tl.constexpr, ECHO: tl.constexpr, ADVANCES: tl.constexpr,
+    WORDS: tl.constexpr, ADVANCES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
@@ -96,9 +94,6 @@ def whole_kernel(
         serial = tl.load(run + WORD_SERIAL)
         word = ((serial * 2 + (1 - failed)) << _BEST_BITS) | lowest.to(tl.int64)
         tl.store(out + row * out_stride, word)
-        if ECHO:
-            token = tl.load(run + _TOKENS + row) & _BEST_MASK
-            tl.store(out + row * out_stride + 1, ((serial * 2) << _BEST_BITS) | token)
         if ADVANCES:
             _go_on(run, serial)
     else:
@@ -153,6 +148,5 @@ def _record(
     recorder.launch(
         whole_kernel, (rows,), values, places, out.array, stride_of(out.array), target,
         out.array if params is None else params.array, n_vocab, PARTS=PARTS, TOKENS=tokens is not None,
-        WORDS=params is not None, ECHO=params is not None and params.width >= P.WORDS + rows, ADVANCES=advances,
-        num_warps=1, overlap=True,
+        WORDS=params is not None, ADVANCES=advances, num_warps=1, overlap=True,
     )  # fmt: skip
