@@ -18,6 +18,7 @@ Bits = tuple[bytes, ...]
 
 def state_bits(target: Target, state: Sequence) -> Bits:
     """Digests of the keys and values below the length, of the convolution and delta-rule states."""
+    target.wait()  # a commit may still run beside other work
     parts = [part[:, : state.length] for part in _cached(target, state)]
     if state.recurrent is not None:
         parts += [on_host(state.recurrent.conv), on_host(state.recurrent.delta)]

@@ -244,6 +244,7 @@ def test_values_that_are_no_numbers_poison_their_key_and_nothing_else(size, bad)
         codes[name] = found.int() - 128
     assert scales["keys"][1, 12].isnan().all() and (codes["keys"][1, 12] == 0).all()
     assert (scales["values"][1, 12] == 0).all() and (codes["values"][1, 12] == 0).all()
-    assert scales["keys"][0, 13].isnan().any()
+    # The norm brings a large key back to numbers that fit.
+    assert scales["keys"][0, 13].isnan().any() == (not np.isfinite(bad))
     assert scales["keys"][0, 10:13].isfinite().all() and scales["values"][:, 10:14].isfinite().all()
     assert scales["keys"][1, [10, 11, 13]].isfinite().all()
