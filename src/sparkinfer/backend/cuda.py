@@ -309,6 +309,7 @@ class CudaBackend:
             "torch": torch.__version__,
             "triton": triton.__version__,
             "mode": "graph" if self.graphs else "eager",
+            "prompt_kernels": "gluon" if self.warpgroups else "triton",
             "kernels": kernels,
         }
 
