@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 from typing import Any
 
 import numpy as np
-from cpu_cache import read, read_codes
+from cpu_kv import read, read_codes
 from golden_models import on_host
 from numpy.typing import NDArray
 

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from cpu_cache import read_codes, write_codes
+from cpu_kv import read_codes, write_codes
 from kernel_machine import assert_close, assert_quantised, machine, random_rows, same_bits
 
 from sparkinfer.kernels.attention import attention, chunks
