@@ -152,3 +152,12 @@ def test_the_walk_sees_what_it_must() -> None:
         "torch.nn",
         "sparkinfer.bench",
     }
+
+
+def test_modules_of_tests_and_benchmarks_have_names_of_their_own() -> None:
+    """Tests import both by name from one path."""
+    tests = Path(__file__).parent
+    found = [*tests.rglob("*.py"), *(tests.parent / "benchmarks").glob("*.py")]
+    modules = [path for path in found if not path.is_relative_to(tests / "data")]
+    names = [path.stem for path in modules if path.stem not in ("__init__", "conftest")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
