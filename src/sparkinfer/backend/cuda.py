@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sparkinfer.backend.base import Activation, Buffer, CacheFormat
 from sparkinfer.backend.board import Board
+from sparkinfer.backend.kernel_keys import settle_key
 from sparkinfer.backend.launchers import Turns
 from sparkinfer.backend.mailbox import POSTS, PinnedMailbox
 from sparkinfer.backend.sources import hash_sources
@@ -288,6 +289,7 @@ class CudaBackend:
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[Any, torch.Tensor] = {}
         self._compiled: set[Any] = set()
+        self._settled: set[int] = set()
         self.waits = 0  # times that the host has waited
         self._parted = False  # something was started on the other stream since they were joined
 
@@ -424,8 +426,10 @@ class CudaBackend:
         fresh = {launch.variant: launch for launch in launches}
         for known in self._compiled & fresh.keys():
             del fresh[known]
+        ordered = sorted(fresh.values(), key=Launch.turn)
+        for launch in ordered:
+            settle_key(launch.kernel, self._settled)
         with ThreadPoolExecutor(COMPILERS) as pool:
-            ordered = sorted(fresh.values(), key=Launch.turn)
             jobs = [pool.submit(self._compile, launch) for launch in ordered]
             for done, job in enumerate(jobs, 1):
                 job.result()
