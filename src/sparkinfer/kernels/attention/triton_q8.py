@@ -19,6 +19,7 @@ from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
 from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.triton_cache import q8_plane
+from sparkinfer.kernels.triton_halves import half
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
     WORD_KEYS,
@@ -54,14 +55,9 @@ def _pairs(words, scale):
 
 
 @triton.jit
-def _half(word):
-    return word.to(tl.int16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
 def _slow(words, scale, SHIFT: tl.constexpr, HIGH: tl.constexpr):
     code = (words >> SHIFT & 0xFF) - 128
-    return (code.to(tl.float32) * _half(scale >> (16 * HIGH)).to(tl.float32)).to(tl.float16)
+    return (code.to(tl.float32) * half(scale >> (16 * HIGH)).to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -72,8 +68,8 @@ def _halves(words, scale):
         odd = tl.join(_slow(words, scale, 8, 1), _slow(words, scale, 24, 1))
     else:
         low, high = _pairs(words, scale)
-        even = tl.join(_half(low), _half(high))
-        odd = tl.join(_half(low >> 16), _half(high >> 16))
+        even = tl.join(half(low), half(high))
+        odd = tl.join(half(low >> 16), half(high >> 16))
     return tl.join(even, odd)
 
 

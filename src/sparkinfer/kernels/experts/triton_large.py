@@ -1,9 +1,8 @@
 """Routed experts for long prompts: tiles of up to `slots` rows of one expert x outputs, on tensor cores.
 
-A weight's tile is decoded once for all rows of a tile, in pairs of float16: a byte between 0 and 255 under the exponent
-of 1024 is a float16 (1024 + byte), which the subtraction of 1024 makes exact and one fused multiply-add scales. Scales
-and minima are rounded to float16 before (2^-12 of a value, as the weight itself is). Gate and up take turns in the
-outputs of one product, so a thread has both of a hidden value. The next weights are on their way meanwhile.
+A weight's tile is decoded once for all rows of a tile, in pairs of float16 (`triton_halves`). Scales and minima are
+rounded to float16 before (2^-12 of a value, as the weight itself is). Gate and up take turns in the outputs of one
+product, so a thread has both of a hidden value. The next weights are on their way meanwhile.
 
 The results of the slots are float16 over the largest of their hidden row, which the sum of a row's experts multiplies
 back: half of the bytes. Deterministic: no atomics, one chain over the width per output.
@@ -25,6 +24,7 @@ from sparkinfer.kernels.linear.triton_order import serves
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import constants
 from sparkinfer.kernels.route import Routing
+from sparkinfer.kernels.triton_halves import half, pairs, twice
 from sparkinfer.kernels.triton_quant import (
     INTERPRETED,
     bound,
@@ -90,66 +90,22 @@ def rows_kernel(x, x_stride, target, target_stride, scales, width, padded, BLOCK
 
 
 @triton.jit
-def _twice(x):
-    """A float32 as two equal float16 of a word."""
-    low = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (low << 16)
-
-
-@triton.jit
-def _pairs(words, s, m, SIGNED: tl.constexpr):
-    """Bytes of words [G, B, 4] times s plus m (words of two float16, [G, B, 1]): two words of float16 pairs."""
-    if SIGNED:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 u, a, b;
-            xor.b32 u, $2, 0x80808080;
-            prmt.b32 a, u, 0x64646464, 0x4140;
-            prmt.b32 b, u, 0x64646464, 0x4342;
-            sub.rn.f16x2 a, a, $5;
-            sub.rn.f16x2 b, b, $5;
-            fma.rn.f16x2 $0, a, $3, $4;
-            fma.rn.f16x2 $1, b, $3, $4;
-            }""",
-            "=&r,=&r,r,r,r,r", [words, s, m, 0x64806480], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b;
-            prmt.b32 a, $2, 0x64646464, 0x4140;
-            prmt.b32 b, $2, 0x64646464, 0x4342;
-            sub.rn.f16x2 a, a, $5;
-            sub.rn.f16x2 b, b, $5;
-            fma.rn.f16x2 $0, a, $3, $4;
-            fma.rn.f16x2 $1, b, $3, $4;
-            }""",
-            "=&r,=&r,r,r,r,r", [words, s, m, 0x64006400], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def _half(word):
-    return word.to(tl.int16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
 def _slow(words, s, m, SHIFT: tl.constexpr):
     byte = signed_byte(words, SHIFT).to(tl.float32)
-    return (byte * _half(s).to(tl.float32) + _half(m).to(tl.float32)).to(tl.float16)
+    return (byte * half(s).to(tl.float32) + half(m).to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
 def to_halves(words, s, m, SIGNED: tl.constexpr, G: tl.constexpr, B: tl.constexpr):
     """float16 [B, 16 G]: signed bytes of words [G, B, 4] times s plus m [G, B] (both rounded to float16 first)."""
-    s, m = _twice(s)[:, :, None], _twice(m)[:, :, None]
+    s, m = twice(s)[:, :, None], twice(m)[:, :, None]
     if INTERPRETED:
         even = tl.join(_slow(words, s, m, 0), _slow(words, s, m, 16))
         odd = tl.join(_slow(words, s, m, 8), _slow(words, s, m, 24))
     else:
-        low, high = _pairs(words, s, m, SIGNED)
-        even = tl.join(_half(low), _half(high))
-        odd = tl.join(_half(low >> 16), _half(high >> 16))
+        low, high = pairs(words, s, m, SIGNED)
+        even = tl.join(half(low), half(high))
+        odd = tl.join(half(low >> 16), half(high >> 16))
     whole = tl.permute(tl.join(even, odd), (1, 0, 2, 3, 4))
     return tl.reshape(whole, [B, G * 16])
 

@@ -11,7 +11,7 @@ from sparkinfer.kernels.linear.triton_order import ordered_rows
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import constants
 from sparkinfer.kernels.route import Routing
-from sparkinfer.kernels.triton_hopper import tile
+from sparkinfer.kernels.triton_hopper import gated_tiles
 
 SLOTS = 128  # of a tile
 OUTPUTS, WARPS = 256, 16  # of a tile (gate and up together) and a program
@@ -24,34 +24,15 @@ def left_hidden_kernel(
     UBITS: gl.constexpr, UMODE: gl.constexpr, UZERO: gl.constexpr,
     M: gl.constexpr, NW: gl.constexpr,
 ):  # fmt: skip
-    """hidden[slot] = silu(gate_e . x) * (up_e . x) for M / 2 values and up to SLOTS slots of an expert.
-
-    They are computed as 32, 64, 96 or 128: where experts are used unevenly, most tiles are not full.
-    """
+    """hidden[slot] = silu(gate_e . x) * (up_e . x) for M / 2 values and up to SLOTS slots of an expert."""
     at = tiles + 4 * gl.program_id(1)
     expert, slot, count = gl.load(at), gl.load(at + 1), gl.load(at + 2)
     first = gl.program_id(0) * (M // 2)
     begin = expert.to(gl.int64) * expert_rows + first
-    if count > 96:
-        tile(
-            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
-            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 128, 0, NW,
-        )  # fmt: skip
-    elif count > 64:
-        tile(
-            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
-            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 64, 32, NW,
-        )  # fmt: skip
-    elif count > 32:
-        tile(
-            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
-            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 64, 0, NW,
-        )  # fmt: skip
-    elif count > 0:
-        tile(
-            x, x_stride, scales, rows_of, gate, up, total, begin, expert_rows - first, first, groups, out, out_stride,
-            slot, count, True, True, False, True, GBITS, GMODE, GZERO, UBITS, UMODE, UZERO, M, 32, 0, NW,
-        )  # fmt: skip
+    gated_tiles(
+        (x, x_stride, rows_of, scales), ((gate, GBITS, GMODE, GZERO), (up, UBITS, UMODE, UZERO)),
+        (total, begin, groups), (out, out_stride, first, expert_rows), slot, count, M, NW,
+    )  # fmt: skip
 
 
 def record_left_hidden(

@@ -21,7 +21,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.gated_delta import DeltaInputs
-from sparkinfer.kernels.gated_delta.triton_wide import BLOCK, CHUNK
+from sparkinfer.kernels.gated_delta.triton_wide import (
+    BLOCK,
+    CHUNK,
+    chunk_buffers,
+    chunk_inputs,
+    log_decay,
+    parts,
+    store_parts,
+    unit_scale,
+)
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.kernels.triton_mixers import WORD_RECURRENT, stride_of
 
@@ -33,26 +42,8 @@ COLUMNS = gl.constexpr(64)  # of the state, of a program: what a warp group's pr
 
 
 @gluon.jit
-def both_parts(x):
-    """bfloat16 parts of float32, converted two at a time."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b;
-        .reg .f32 c, d;
-        cvt.rn.bf16x2.f32 $0, $3, $2;
-        shl.b32 a, $0, 16;
-        and.b32 b, $0, 0xffff0000;
-        sub.f32 c, $2, a;
-        sub.f32 d, $3, b;
-        cvt.rn.bf16x2.f32 $1, d, c;
-        }""",
-        "=&r,=&r,r,r", [x], dtype=(gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
 def split_parts(x, L: gl.constexpr):
-    high, low = both_parts(x)
+    high, low = parts(x)
     return gl.convert_layout(high, L), gl.convert_layout(low, L)
 
 
@@ -196,7 +187,7 @@ def add(a, b):
 @gluon.jit
 def keep(high_at, low_at, x):
     """Put both parts into shared memory for the next products."""
-    high, low = both_parts(x)
+    high, low = parts(x)
     gl.thread_barrier()
     high_at.store(high)
     low_at.store(low)
@@ -228,16 +219,6 @@ def series_end(x, one, high_at, low_at, L: gl.constexpr):
 
 
 @gluon.jit
-def log_decay(alpha, bias, rate):
-    """rate * softplus(alpha + bias)."""
-    x = alpha + bias
-    e = gl.exp(gl.minimum(x, 30.0))
-    total = 1.0 + e
-    soft = gl.where(total == 1.0, e, gl.log(total) * (e / gl.where(total == 1.0, 1.0, total - 1.0)))
-    return rate * gl.where(x > 30.0, x, soft)
-
-
-@gluon.jit
 def rows_of(source, stride, row, rows, SIZE: gl.constexpr, L: gl.constexpr):
     at = (
         source
@@ -245,18 +226,6 @@ def rows_of(source, stride, row, rows, SIZE: gl.constexpr, L: gl.constexpr):
         + gl.arange(0, SIZE, gl.SliceLayout(0, L))[None, :]
     )
     return gl.load(at, mask=(row < rows)[:, None], other=0.0)
-
-
-@gluon.jit
-def unit_scale(x, eps):
-    return gl.div_rn(1.0, gl.sqrt_rn(gl.sum(x * x, 1) + eps))
-
-
-@gluon.jit
-def store_parts(target, x, distance):
-    high, low = both_parts(x)
-    gl.store(target, high)
-    gl.store(target + distance, low)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -302,7 +271,7 @@ def hopper_chunk_kernel(
     d_l = gl.arange(0, SIZE, gl.SliceLayout(0, LD))
     k = rows_of(qkv + (KEY_HEADS + key_head) * SIZE, qkv_stride, row, rows, SIZE, LD)
     k = k * unit_scale(k, eps)[:, None]
-    high, low = both_parts(k)
+    high, low = parts(k)
     k_high.store(high)
     k_low.store(low)
     fade = gl.convert_layout(gl.exp((last - total).to(gl.float32)), RL)
@@ -311,7 +280,7 @@ def hopper_chunk_kernel(
     store_parts(keys + both, k * fade[:, None], CHUNK * SIZE)
     q = rows_of(qkv + key_head * SIZE, qkv_stride, row, rows, SIZE, LD)
     q = q * (unit_scale(q, eps) * factor)[:, None]
-    high, low = both_parts(q)
+    high, low = parts(q)
     q_high.store(high)
     q_low.store(low)
     if head < KEY_HEADS:
@@ -384,23 +353,17 @@ def record_hopper(
     """As `triton_wide.record_wide`, for heads of SIZES columns."""
     rows, heads, size = recorder.rows, shape.value_heads, shape.head_size
     chunks = -(-rows // CHUNK)
-    places, half = chunks * heads * CHUNK, torch.bfloat16
-    u = recorder.scratch("delta u", places * size)
-    w = recorder.scratch("delta w", 2 * places * size, half)
-    keys = recorder.scratch("delta keys", 2 * places * size, half)
-    queries = recorder.scratch("delta queries", 2 * chunks * shape.key_heads * CHUNK * size, half)
-    inside = recorder.scratch("delta inside parts", 2 * places * CHUNK, half)
-    scales = recorder.scratch("delta scales", places)
-    decays = recorder.scratch("delta decays", chunks * heads)
-    parts = (u, w, keys, queries, inside, scales, decays)
+    places, half = chunks * CHUNK, torch.bfloat16
+    u, w, keys, scales, decays = chunk_buffers(recorder, shape)
+    queries = recorder.scratch("delta queries", 2 * places * shape.key_heads * size, half)
+    inside = recorder.scratch("delta inside parts", 2 * places * heads * CHUNK, half)
     numbers = {
         "KEY_HEADS": shape.key_heads, "VALUE_HEADS": heads, "SIZE": size, "CHUNK": CHUNK, "num_warps": WARPS,
     }  # fmt: skip
     recorder.launch(
         hopper_chunk_kernel, (chunks, heads),
-        inputs.qkv.array, stride_of(inputs.qkv.array), inputs.alpha.array, stride_of(inputs.alpha.array),
-        inputs.beta.array, stride_of(inputs.beta.array), inputs.decay_rate.array, inputs.time_bias.array,
-        *parts, rows, eps, size**-0.5, BLOCK=BLOCK, **numbers,
+        *chunk_inputs(inputs), u, w, keys, queries, inside, scales, decays, rows, eps, size**-0.5,
+        BLOCK=BLOCK, **numbers,
     )  # fmt: skip
     big, small = [CHUNK, size], [CHUNK, CHUNK]
     width = out.array.shape[1]

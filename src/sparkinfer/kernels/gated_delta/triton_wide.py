@@ -9,6 +9,8 @@ as it was before each, `result_kernel` gives the rows, again for all chunks at o
 Products are taken of numbers in two bfloat16 parts (three products of parts): about 16 bits of them.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +31,7 @@ SCAN_STAGES = 2  # with one, ptxas 12.8 takes the changes from a wrong place (te
 
 
 @triton.jit
-def _parts(x):
+def parts(x):
     """x in two bfloat16, made for two numbers at a time: single ones are converted at a quarter of the rate."""
     if INTERPRETED:
         high = x.to(tl.bfloat16)
@@ -51,8 +53,8 @@ def _parts(x):
 
 
 @triton.jit
-def _store_parts(target, x, distance):
-    high, low = _parts(x)
+def store_parts(target, x, distance):
+    high, low = parts(x)
     tl.store(target, high)
     tl.store(target + distance, low)
 
@@ -68,14 +70,14 @@ def _product(high, low, right_high, right_low):
 @triton.jit
 def _series(x, one):
     """(I - x)(I + x^2)(I + x^4)."""
-    high, low = _parts(x)
+    high, low = parts(x)
     square = _product(high, low, high, low)
     total = one - x
-    high, low = _parts(square)
-    total_high, total_low = _parts(total)
+    high, low = parts(square)
+    total_high, total_low = parts(total)
     total += _product(total_high, total_low, high, low)
-    square_high, square_low = _parts(_product(high, low, high, low))
-    total_high, total_low = _parts(total)
+    square_high, square_low = parts(_product(high, low, high, low))
+    total_high, total_low = parts(total)
     return total + _product(total_high, total_low, square_high, square_low)
 
 
@@ -90,14 +92,14 @@ def _inverse(a, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     one = (i == j).to(tl.float32)
     near = tl.where(i // BLOCK == j // BLOCK, a, 0.0)
     inner = _series(near, one)
-    high, low = _parts(inner)
-    far_high, far_low = _parts(a - near)
-    outer_high, outer_low = _parts(_series(_product(high, low, far_high, far_low), one))
+    high, low = parts(inner)
+    far_high, far_low = parts(a - near)
+    outer_high, outer_low = parts(_series(_product(high, low, far_high, far_low), one))
     return _product(outer_high, outer_low, high, low)
 
 
 @triton.jit
-def _log_decay(alpha, bias, rate):
+def log_decay(alpha, bias, rate):
     """rate * softplus(alpha + bias)."""
     x = alpha + bias
     e = tl.exp(tl.minimum(x, 30.0))
@@ -114,7 +116,7 @@ def _rows_of(source, stride, row, rows, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _unit_scale(x, eps):
+def unit_scale(x, eps):
     return tl.div_rn(1.0, tl.sqrt_rn(tl.sum(x * x, 1) + eps))
 
 
@@ -136,11 +138,11 @@ def chunk_kernel(
     mine = row < rows
     await_inputs()
     k = _rows_of(qkv + (KEY_HEADS + key_head) * SIZE, qkv_stride, row, rows, SIZE)
-    k_scale = _unit_scale(k, eps)
+    k_scale = unit_scale(k, eps)
     k *= k_scale[:, None]
     gate = tl.load(beta + row * beta_stride + head, mask=mine, other=0.0)
     gate = tl.where(mine, 1.0 / (1.0 + tl.exp(-gate)), 0.0)
-    log = _log_decay(tl.load(alpha + row * alpha_stride + head, mask=mine, other=0.0), tl.load(biases + head),
+    log = log_decay(tl.load(alpha + row * alpha_stride + head, mask=mine, other=0.0), tl.load(biases + head),
                      tl.load(rates + head))  # fmt: skip
     log = tl.where(mine, log, 0.0).to(tl.float64)
     total = tl.cumsum(log, 0)
@@ -151,20 +153,20 @@ def chunk_kernel(
     place = (chunk * VALUE_HEADS + head).to(tl.int64) * CHUNK + i
     last = tl.sum(log, 0)
     q = _rows_of(qkv + key_head * SIZE, qkv_stride, row, rows, SIZE)
-    q_scale = _unit_scale(q, eps) * factor
+    q_scale = unit_scale(q, eps) * factor
     q *= q_scale[:, None]
-    k_high, k_low = _parts(k)
-    q_high, q_low = _parts(q)
+    k_high, k_low = parts(k)
+    q_high, q_low = parts(q)
     inner = _product(q_high, q_low, tl.trans(k_high), tl.trans(k_low))
     answers = _product(k_high, k_low, tl.trans(k_high), tl.trans(k_low))
     tl.store(inside + place[:, None] * CHUNK + i[None, :], inner * ratio)
     tl.store(scales + place, q_scale * tl.exp(total.to(tl.float32)))
     tl.store(decays + chunk * VALUE_HEADS + head, tl.exp(last.to(tl.float32)))
     a = tl.where(i[:, None] > i[None, :], gate[:, None] * answers * ratio, 0.0)
-    t_high, t_low = _parts(_inverse(a, CHUNK, BLOCK))
+    t_high, t_low = parts(_inverse(a, CHUNK, BLOCK))
     d = tl.arange(0, SIZE)
     v = _rows_of(qkv + (2 * KEY_HEADS + head) * SIZE, qkv_stride, row, rows, SIZE)
-    v_high, v_low = _parts(v * gate[:, None])
+    v_high, v_low = parts(v * gate[:, None])
     tl.store(u + place[:, None] * SIZE + d[None, :], _product(t_high, t_low, v_high, v_low))
     # keys again: kept in registers they would push others out
     k = (
@@ -172,9 +174,9 @@ def chunk_kernel(
         * k_scale[:, None]
     )
     both = ((chunk * VALUE_HEADS + head).to(tl.int64) * 2 * CHUNK + i)[:, None] * SIZE + d[None, :]
-    _store_parts(keys + both, k * tl.exp((last - total).to(tl.float32))[:, None], CHUNK * SIZE)
-    x_high, x_low = _parts(k * (gate * tl.exp(total.to(tl.float32)))[:, None])
-    _store_parts(w + both, _product(t_high, t_low, x_high, x_low), CHUNK * SIZE)
+    store_parts(keys + both, k * tl.exp((last - total).to(tl.float32))[:, None], CHUNK * SIZE)
+    x_high, x_low = parts(k * (gate * tl.exp(total.to(tl.float32)))[:, None])
+    store_parts(w + both, _product(t_high, t_low, x_high, x_low), CHUNK * SIZE)
 
 
 @triton.jit(do_not_specialize=["rows", "layer"])
@@ -201,13 +203,13 @@ def scan_kernel(
         target = u + (here.to(tl.int64) * CHUNK + i)[:, None] * SIZE + c[None, :]
         before = tl.load(target)
         decay = tl.load(decays + here)
-        s_high, s_low = _parts(s)
+        s_high, s_low = parts(s)
         kept = states + here.to(tl.int64) * 2 * SIZE * SIZE + place
         tl.store(kept, s_high)
         tl.store(kept + SIZE * SIZE, s_low)
         change = before - _product(w_high, w_low, s_high, s_low)
         tl.store(target, change)
-        c_high, c_low = _parts(change)
+        c_high, c_low = parts(change)
         s = s * decay + _product(tl.trans(k_high), tl.trans(k_low), c_high, c_low)
     tl.store(state + place, s)
 
@@ -233,13 +235,32 @@ def result_kernel(
         _rows_of(qkv + head % KEY_HEADS * SIZE, qkv_stride, row, rows, SIZE)
         * tl.load(scales + at)[:, None]
     )
-    q_high, q_low = _parts(q)
+    q_high, q_low = parts(q)
     result = _product(q_high, q_low, s_high, s_low)
-    p_high, p_low = _parts(tl.load(inside + at[:, None] * CHUNK + i[None, :]))
-    c_high, c_low = _parts(tl.load(u + at[:, None] * SIZE + c[None, :]))
+    p_high, p_low = parts(tl.load(inside + at[:, None] * CHUNK + i[None, :]))
+    c_high, c_low = parts(tl.load(u + at[:, None] * SIZE + c[None, :]))
     result += _product(p_high, p_low, c_high, c_low)
     target = out + row.to(tl.int64)[:, None] * out_stride + head * SIZE + c[None, :]
     tl.store(target, result, mask=(row < rows)[:, None])
+
+
+def chunk_buffers(recorder: CudaRecorder, shape: RecurrentShape) -> tuple[torch.Tensor, ...]:
+    """What either chunk kernel leaves for the others: u, w, keys, scales, decays."""
+    heads, chunks = shape.value_heads, -(-recorder.rows // CHUNK)
+    places = chunks * heads * CHUNK
+    return (
+        recorder.scratch("delta u", places * shape.head_size),
+        recorder.scratch("delta w", 2 * places * shape.head_size, torch.bfloat16),
+        recorder.scratch("delta keys", 2 * places * shape.head_size, torch.bfloat16),
+        recorder.scratch("delta scales", places),
+        recorder.scratch("delta decays", chunks * heads),
+    )
+
+
+def chunk_inputs(inputs: DeltaInputs) -> tuple[Any, ...]:
+    """A chunk kernel's first arguments."""
+    strided = [(b.array, stride_of(b.array)) for b in (inputs.qkv, inputs.alpha, inputs.beta)]
+    return *strided[0], *strided[1], *strided[2], inputs.decay_rate.array, inputs.time_bias.array
 
 
 def record_wide(
@@ -255,27 +276,14 @@ def record_wide(
         record_hopper(recorder, inputs, shape, layer, params, out, eps)
         return
     chunks = -(-rows // CHUNK)
-    places = chunks * heads * CHUNK
-    half = torch.bfloat16
-    u, inside = (
-        recorder.scratch("delta u", places * size),
-        recorder.scratch("delta inside", places * CHUNK),
-    )
-    w, keys = (
-        recorder.scratch("delta w", 2 * places * size, half),
-        recorder.scratch("delta keys", 2 * places * size, half),
-    )
-    states = recorder.scratch("delta states", 2 * chunks * heads * size * size, half)
-    scales, decays = (
-        recorder.scratch("delta scales", places),
-        recorder.scratch("delta decays", chunks * heads),
-    )
-    qkv = (inputs.qkv.array, stride_of(inputs.qkv.array))
+    u, w, keys, scales, decays = chunk_buffers(recorder, shape)
+    inside = recorder.scratch("delta inside", chunks * heads * CHUNK * CHUNK)
+    states = recorder.scratch("delta states", 2 * chunks * heads * size * size, torch.bfloat16)
+    given = chunk_inputs(inputs)
     numbers = {"VALUE_HEADS": heads, "SIZE": size, "CHUNK": CHUNK}
     recorder.launch(
         chunk_kernel, (chunks, heads),
-        *qkv, inputs.alpha.array, stride_of(inputs.alpha.array), inputs.beta.array, stride_of(inputs.beta.array),
-        inputs.decay_rate.array, inputs.time_bias.array, u, w, keys, inside, scales, decays, rows, eps, size**-0.5,
+        *given, u, w, keys, inside, scales, decays, rows, eps, size**-0.5,
         KEY_HEADS=shape.key_heads, BLOCK=BLOCK, num_warps=CHUNK_WARPS, overlap=True, **numbers,
     )  # fmt: skip
     columns = min(size, COLUMNS)
@@ -286,6 +294,6 @@ def record_wide(
     columns = min(size, RESULT_COLUMNS)
     recorder.launch(
         result_kernel, (size // columns, chunks, heads),
-        *qkv, u, inside, scales, states, out.array, stride_of(out.array), rows,
+        *given[:2], u, inside, scales, states, out.array, stride_of(out.array), rows,
         KEY_HEADS=shape.key_heads, COLUMNS=columns, num_warps=RESULT_WARPS, overlap=True, **numbers,
     )  # fmt: skip

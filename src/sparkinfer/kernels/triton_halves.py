@@ -1,0 +1,53 @@
+"""Bytes of packed weights as float16, two at a time; for Triton and for Gluon.
+
+A byte under the exponent of 1024 is a float16 (1024 + byte), from which 1024 is taken exactly and which one fused
+multiply-add scales.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def half(word):
+    """The float16 in the low 16 bits."""
+    return word.to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def twice(x):
+    """A float32 as two equal float16 of a word."""
+    low = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | (low << 16)
+
+
+@triton.jit
+def pairs(words, s, m, SIGNED: tl.constexpr):
+    """Bytes of words times s plus m, which are words of two float16: two words of float16 pairs."""
+    if SIGNED:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 u, a, b;
+            xor.b32 u, $2, 0x80808080;
+            prmt.b32 a, u, 0x64646464, 0x4140;
+            prmt.b32 b, u, 0x64646464, 0x4342;
+            sub.rn.f16x2 a, a, $5;
+            sub.rn.f16x2 b, b, $5;
+            fma.rn.f16x2 $0, a, $3, $4;
+            fma.rn.f16x2 $1, b, $3, $4;
+            }""",
+            "=&r,=&r,r,r,r,r", [words, s, m, 0x64806480], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b;
+            prmt.b32 a, $2, 0x64646464, 0x4140;
+            prmt.b32 b, $2, 0x64646464, 0x4342;
+            sub.rn.f16x2 a, a, $5;
+            sub.rn.f16x2 b, b, $5;
+            fma.rn.f16x2 $0, a, $3, $4;
+            fma.rn.f16x2 $1, b, $3, $4;
+            }""",
+            "=&r,=&r,r,r,r,r", [words, s, m, 0x64006400], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
