@@ -213,9 +213,7 @@ def row_pointers(rows, slot, count, N: gl.constexpr, NW: gl.constexpr):
 def prepared(rows, slot, count, M: gl.constexpr, N: gl.constexpr, NW: gl.constexpr):
     """Shared memory for four steps of the rows of N slots, where these begin, and their sums."""
     buffers = ()
-    for _ in gl.static_range(
-        4
-    ):  # each by itself: of one in parts, no two would be known to be apart
+    for _ in gl.static_range(4):  # apart: of parts of one, the compiler would not know that
         buffer = gl.allocate_shared_memory(gl.float16, [N, STEP], gl.NVMMASharedLayout(128, 16, 2))
         buffers = buffers + (buffer,)  # noqa: RUF005 Triton knows no unpacking
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NW, 1], [16, N, 16])
