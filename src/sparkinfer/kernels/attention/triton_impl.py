@@ -23,6 +23,14 @@ from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
 from sparkinfer.kernels.attention.triton_q8 import record_split_q8
+from sparkinfer.kernels.attention.triton_split import (
+    in_turn,
+    low_part,
+    partial_results,
+    program_units,
+    result_place,
+    weigh,
+)
 from sparkinfer.kernels.attention.triton_wide import record_wide
 from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.triton_cache import has_units, q8_plane, read_q8
@@ -41,7 +49,6 @@ from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release
 
 UNIT = 32  # positions (they divide kernels.attention.SPLIT)
 SPLIT_WARPS = 4
-SPLIT_PROGRAMS = 1  # of a multiprocessor
 FIRST = 3  # units of a program that are asked for ahead
 FEW_QUERIES = 8  # of a kv head: no more than these have the narrow tile
 FEW = 8, 6  # columns of a tile, stages of its loads
@@ -51,11 +58,6 @@ FOLDS = 64  # head size from which keys are folded
 MERGE_COLUMNS, MERGE_WARPS = 32, 2  # columns of a program
 MERGE_PARTS = 128  # partial results that it takes at once
 MERGE_FEW = 16  # .. where there are no more
-
-
-@triton.jit
-def _low_part(x, high):
-    return (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -83,7 +85,7 @@ def _queries(q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl
     else:
         high = x.to(tl.float16)
         is_high = tl.broadcast_to(is_high[:, None], high.shape)
-        return tl.trans(tl.where(is_high, high, _low_part(x, high)))
+        return tl.trans(tl.where(is_high, high, low_part(x, high)))
 
 
 @triton.jit
@@ -105,33 +107,16 @@ def _scores(
 
 
 @triton.jit
-def _pairs(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Columns of x and y in turn, [ROWS, 2 COLUMNS]."""
-    return tl.reshape(tl.join(x, y), (ROWS, 2 * COLUMNS))
-
-
-@triton.jit
-def _weigh(
-    scores, values, top, total, mixed, low, end, start, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """UNIT more keys from position `start` on: the running maximum [COLUMNS], sums of weights by place in a unit [UNIT,
-    COLUMNS] and weighted values, [PADDED, COLUMNS] or, from weights in two parts, [PADDED, (column, part)].
-    """
-    at = start + tl.arange(0, UNIT)
-    seen = (at[:, None] >= low[None, :]) & (at[:, None] < end[None, :])
-    scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 0))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    shrink = tl.exp2(top - base)[None, :]
-    weight = tl.exp2(scores - base[None, :])
-    total = tl.fma(total, tl.broadcast_to(shrink, total.shape), weight)
+def _mix(
+    mixed, shrink, weight, values, WIDE: tl.constexpr, UNIT: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Weighted values, [PADDED, COLUMNS] or, from weights in two parts, [PADDED, (column, part)]."""
     if WIDE:
-        mixed = tl.dot(tl.trans(values), weight, mixed * shrink, input_precision="ieee")
+        return tl.dot(tl.trans(values), weight, mixed * shrink, input_precision="ieee")
     else:
         high = weight.to(tl.float16)
-        parts = _pairs(high, _low_part(weight, high), UNIT, COLUMNS)
-        mixed = tl.dot(tl.trans(values), parts, mixed * _pairs(shrink, shrink, 1, COLUMNS))
-    return higher, total, mixed
+        parts = in_turn(high, low_part(weight, high), UNIT, COLUMNS)
+        return tl.dot(tl.trans(values), parts, mixed * in_turn(shrink, shrink, 1, COLUMNS))
 
 
 @triton.jit
@@ -176,13 +161,9 @@ def split_kernel(
     """One program's units of one kv head for one tile of queries. PROGRAMS of a kv head: a power of two."""
     release_next()
     tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    position = tl.load(run + WORD_POSITION).to(tl.int32)
-    query = position + first_row  # of the first row
-    lowest = lowest_key(run, query, WINDOW)
-    highest = end_key(query + rows - 1, position + of_rows, CAUSAL, WINDOW)
-    first = lowest // UNIT
-    first += (program + PROGRAMS - first % PROGRAMS) % PROGRAMS
-    units = (highest + UNIT - 1) // UNIT
+    position, query, lowest, highest, first, units = program_units(
+        run, program, rows, first_row, of_rows, CAUSAL, WINDOW, UNIT, PROGRAMS
+    )
     plane = layer * KV_HEADS + head
     if CODES:
         keys, key_scales = q8_plane(run, WORD_KEYS, plane)
@@ -228,15 +209,13 @@ def split_kernel(
             there = ((at >= lowest) & (at < highest))[:, None] & within
             value = _read(values, value_scales, start, place, d[None, :], there, SIZE, CODES)
             scores = _scores(key, x, WIDE, FOLD, UNIT, COLUMNS)
-            top, total, mixed = _weigh(
-                scores, value, top, total, mixed, low, end, start, WIDE, UNIT, COLUMNS
-            )
+            top, shrink, weight, total = weigh(scores, at, low, end, top, total)
+            mixed = _mix(mixed, shrink, weight, value, WIDE, UNIT, COLUMNS)
         total = tl.sum(total, 0)
         if not WIDE:
             mixed = tl.sum(tl.reshape(mixed, (PADDED, COLUMNS, 2)), 2)
-        row = c // GROUP
-        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
-        mine = row < rows
+        at = result_place(c, program, head, KV_HEADS, GROUP, PROGRAMS)
+        mine = c // GROUP < rows
         target = partial + at.to(tl.int64)[None, :] * PADDED + d[:, None]
         tl.store(target, mixed, mask=mine[None, :] & (d >= 0)[:, None])
         tl.store(sums + 2 * at, top, mask=mine)
@@ -322,11 +301,7 @@ def _record_split(
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
     """Record the partial results: where they and their sums are, and what the merge must know of them."""
     group, padded = shape.heads // shape.kv_heads, power_of_two(shape.head_size)
-    at_once = -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads)
-    programs = power_of_two(at_once // 2 + 1)  # the largest power of two that fits
-    results = recorder.row_block * shape.heads * programs
-    partial = recorder.scratch("attention", results * padded)
-    sums = recorder.scratch("attention sums", 2 * results)
+    programs, partial, sums = partial_results(recorder, shape, padded)
     wide, codes = recorder.cache_format == "f32", recorder.cache_format == "q8_0"
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "PADDED": padded, "CAUSAL": shape.causal, "WINDOW": shape.window, "UNIT": UNIT,

@@ -17,21 +17,26 @@ import triton.language as tl
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
+from sparkinfer.kernels.attention.triton_split import (
+    in_turn,
+    low_part,
+    partial_results,
+    program_units,
+    result_place,
+    weigh,
+)
 from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.triton_cache import q8_plane
 from sparkinfer.kernels.triton_halves import half
 from sparkinfer.kernels.triton_mixers import (
     EXACT,
     WORD_KEYS,
-    WORD_POSITION,
     WORD_VALUES,
-    power_of_two,
     stride_of,
 )
 from sparkinfer.kernels.triton_overlap import INTERPRETED, await_inputs, release_next
 
 UNIT = tl.constexpr(64)  # positions
-SPLIT_PROGRAMS = 1  # of a multiprocessor: the merge's programs have room beside them
 # Most queries of a kv head, columns of a tile, stages of its loads, units that are asked for ahead. One stage: the next
 # unit comes to registers while this one is computed, which leaves a multiprocessor room for two tiles.
 FORMS = ((8, 8, 4, 1), (16, 16, 4, 1), (1 << 30, 16, 1, 3))
@@ -194,11 +199,6 @@ def _fetch(codes, scales, start, highest, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _low_part(x, high):
-    return (x - high.to(tl.float32)).to(tl.float16)
-
-
-@triton.jit
 def _queries(
     q, q_stride, rows, head, tile, scale, GROUP: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -211,7 +211,7 @@ def _queries(
     x = tl.load(q + at[:, None] + d, mask=(row < rows)[:, None] & (d >= 0), other=0.0) * scale
     high = x.to(tl.float16)
     is_high = tl.broadcast_to((i % 2 == 0)[:, None], high.shape)
-    return tl.trans(tl.where(is_high, high, _low_part(x, high)))
+    return tl.trans(tl.where(is_high, high, low_part(x, high)))
 
 
 @triton.jit
@@ -249,13 +249,9 @@ def split_q8_kernel(
     """As `triton_impl.split_kernel`. AHEAD: the next unit is loaded to registers while this one is computed."""
     release_next()
     tile, program, head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    position = tl.load(run + WORD_POSITION).to(tl.int32)
-    query = position + first_row  # of the first row
-    lowest = lowest_key(run, query, WINDOW)
-    highest = end_key(query + rows - 1, position + of_rows, CAUSAL, WINDOW)
-    first = lowest // UNIT
-    first += (program + PROGRAMS - first % PROGRAMS) % PROGRAMS
-    units = (highest + UNIT - 1) // UNIT
+    position, query, lowest, highest, first, units = program_units(
+        run, program, rows, first_row, of_rows, CAUSAL, WINDOW, UNIT, PROGRAMS
+    )
     plane = layer * KV_HEADS + head
     keys, key_scales = q8_plane(run, WORD_KEYS, plane)
     values, value_scales = q8_plane(run, WORD_VALUES, plane)
@@ -292,33 +288,23 @@ def split_q8_kernel(
                 kw, ks, ks2 = _load_keys(keys, key_scales, start + PROGRAMS * UNIT, highest, SIZE)
             scores = tl.sum(tl.reshape(parts, (UNIT, COLUMNS, 2)), 2)
             at = start + place
-            seen = (at[:, None] >= low[None, :]) & (at[:, None] < end[None, :])
-            scores = tl.where(seen, scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 0))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            shrink = tl.exp2(top - base)[None, :]
-            weight = tl.exp2(scores - base[None, :])
-            total = tl.fma(total, tl.broadcast_to(shrink, total.shape), weight)
+            top, shrink, weight, total = weigh(scores, at, low, end, top, total)
             high = weight.to(tl.float16)
-            both = tl.reshape(tl.join(high, _low_part(weight, high)), (UNIT, 2 * COLUMNS))
+            both = in_turn(high, low_part(weight, high), UNIT, COLUMNS)
             value = _value_halves(vw, vs, SIZE)
             if AHEAD:
                 vw, vs = _load_values(values, value_scales, start + PROGRAMS * UNIT, highest, SIZE)
-            shrinks = tl.reshape(tl.join(shrink, shrink), (1, 2 * COLUMNS))
-            mixed = tl.dot(value, both, mixed * shrinks)
-            top = higher
+            mixed = tl.dot(value, both, mixed * in_turn(shrink, shrink, 1, COLUMNS))
         total = _added(total, COLUMNS)
-        row = c // GROUP
-        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
-        tl.store(sums + 2 * at, top, mask=row < rows)
-        tl.store(sums + 2 * at + 1, total, mask=row < rows)
+        at = result_place(c, program, head, KV_HEADS, GROUP, PROGRAMS)
+        tl.store(sums + 2 * at, top, mask=c // GROUP < rows)
+        tl.store(sums + 2 * at + 1, total, mask=c // GROUP < rows)
         mixed = tl.sum(tl.reshape(mixed, (SIZE, COLUMNS, 2)), 2)
         mixed, c, d = _in_threads(mixed, SIZE, COLUMNS)
         c += tile * COLUMNS
-        row = c // GROUP
-        at = (row * KV_HEADS * GROUP + head * GROUP + c % GROUP) * PROGRAMS + program
+        at = result_place(c, program, head, KV_HEADS, GROUP, PROGRAMS)
         at = tl.max_contiguous(tl.multiple_of(at * SIZE + d, 4), 4)
-        tl.store(partial + at, mixed, mask=row < rows)
+        tl.store(partial + at, mixed, mask=c // GROUP < rows)
 
 
 def record_split_q8(
@@ -326,11 +312,7 @@ def record_split_q8(
 ) -> tuple[Any, Any, dict[str, Any]]:  # fmt: skip
     """Record the partial results: where they and their sums are, and what the merge must know of them."""
     group = shape.heads // shape.kv_heads
-    at_once = -(-SPLIT_PROGRAMS * recorder.owner.sms // shape.kv_heads)
-    programs = power_of_two(at_once // 2 + 1)  # the largest power of two that fits
-    results = recorder.row_block * shape.heads * programs
-    partial = recorder.scratch("attention", results * shape.head_size)
-    sums = recorder.scratch("attention sums", 2 * results)
+    programs, partial, sums = partial_results(recorder, shape, shape.head_size)
     common: dict[str, Any] = {
         "SIZE": shape.head_size, "CAUSAL": shape.causal, "WINDOW": shape.window, "PROGRAMS": programs,
     }  # fmt: skip
