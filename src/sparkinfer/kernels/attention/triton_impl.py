@@ -24,6 +24,7 @@ from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
 from sparkinfer.kernels.attention.triton_q8 import record_split_q8
 from sparkinfer.kernels.attention.triton_split import (
+    ask,
     in_turn,
     low_part,
     partial_results,
@@ -126,17 +127,7 @@ def _fetch(cache, start, end, SIZE: tl.constexpr, UNIT: tl.constexpr):
         count = tl.minimum(end - start, UNIT) * (
             SIZE * cache.dtype.element_ty.primitive_bitwidth // 8
         )
-        tl.inline_asm_elementwise(
-            """{
-            .reg .pred one;
-            .reg .b32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 one, thread, 0;
-            @one cp.async.bulk.prefetch.L2.global [$1], $2;
-            mov.u32 $0, 0;
-            }""", "=r,l,r", [(cache + start.to(tl.int64) * SIZE).to(tl.int64), count], dtype=tl.int32, is_pure=False,
-            pack=1,
-        )  # fmt: skip
+        ask(cache + start.to(tl.int64) * SIZE, count)
 
 
 @triton.jit

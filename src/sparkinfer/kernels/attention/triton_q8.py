@@ -18,6 +18,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
 from sparkinfer.kernels.attention.triton_split import (
+    ask,
     in_turn,
     low_part,
     partial_results,
@@ -176,26 +177,12 @@ def _key_place(m):
 
 
 @triton.jit
-def _ask(at, count):
-    tl.inline_asm_elementwise(
-        """{
-        .reg .pred one;
-        .reg .b32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 one, thread, 0;
-        @one cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""", "=r,l,r", [at.to(tl.int64), count], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def _fetch(codes, scales, start, highest, SIZE: tl.constexpr):
     """Ask for the unit at `start` < `highest` to come to the chip's cache."""
     if not INTERPRETED:
         thirties = (tl.minimum(highest - start, UNIT) + 31) // 32
-        _ask(codes + start.to(tl.int64) * (SIZE // 4), thirties * (32 * SIZE))
-        _ask(scales + start.to(tl.int64) * (SIZE // 32), thirties * (2 * SIZE))
+        ask(codes + start.to(tl.int64) * (SIZE // 4), thirties * (32 * SIZE))
+        ask(scales + start.to(tl.int64) * (SIZE // 32), thirties * (2 * SIZE))
 
 
 @triton.jit

@@ -31,6 +31,21 @@ def program_units(
 
 
 @triton.jit
+def ask(at, count):
+    """Ask for `count` bytes from `at` on to come to the chip's cache; both are multiples of 16."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred one;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        setp.eq.u32 one, thread, 0;
+        @one cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""", "=r,l,r", [at.to(tl.int64), count], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def weigh(scores, at, low, end, top, total):
     """Keys at positions `at` [UNIT] of columns that see low to end - 1: the running maximum [COLUMNS], what it shrinks
     earlier results by [1, COLUMNS], the weights and their sums by place in a unit [UNIT, COLUMNS].
