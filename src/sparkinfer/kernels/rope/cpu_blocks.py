@@ -77,23 +77,30 @@ def _scale(top: float) -> float:
 
 
 @inner
+def _scaled(source: int) -> tuple[Any, Any, float]:
+    """A block over its scale, as two vectors (zero where it has none), and the scale."""
+    y0, y1 = load(source), load(source + 64)
+    scale = _scale(largest_magnitude(y0, y1))
+    inverse = _ZERO
+    if scale > _ZERO:
+        inverse = np.float32(1.0) / scale
+    good = scale == scale
+    y0 = y0 * splat(inverse) if good else splat(_ZERO)
+    y1 = y1 * splat(inverse) if good else splat(_ZERO)
+    return y0, y1, scale
+
+
+@inner
 def value_blocks(codes: int, scales: int, position: int, size: int, source: int) -> float:
     """Write a value of `size` floats; 0, or NaN when a block of it has no scale: that one becomes zero."""
     tile, within, lost = position >> 5, position & 31, _ZERO
     target = codes + tile * size * 32 + (within >> 1) * 64 + (within & 1)
     scale_at = scales + tile * size * 2 + within * 2
     for block in range(size >> 5):
-        y0, y1 = load(source + 128 * block), load(source + 128 * block + 64)
-        scale = _scale(largest_magnitude(y0, y1))
-        inverse = _ZERO
-        if scale > _ZERO:
-            inverse = np.float32(1.0) / scale
-        good = scale == scale
-        y0 = y0 * splat(inverse) if good else splat(_ZERO)
-        y1 = y1 * splat(inverse) if good else splat(_ZERO)
+        y0, y1, scale = _scaled(source + 128 * block)
         _scatter(target + 1024 * block, y0)
         _scatter(target + 1024 * block + 32, y1)
-        store_f16(scale_at + 64 * block, scale if good else _ZERO)
+        store_f16(scale_at + 64 * block, scale if scale == scale else _ZERO)
         lost = lost + scale * _ZERO
     return lost
 
@@ -105,14 +112,7 @@ def key_blocks(codes: int, scales: int, position: int, size: int, source: int, l
     target = codes + tile * size * 16 + within * 2
     scale_at = scales + tile * size + within * 2
     for block in range(size >> 5):
-        y0, y1 = load(source + 128 * block), load(source + 128 * block + 64)
-        scale = _scale(largest_magnitude(y0, y1))
-        inverse = _ZERO
-        if scale > _ZERO:
-            inverse = np.float32(1.0) / scale
-        good = scale == scale
-        y0 = y0 * splat(inverse) if good else splat(_ZERO)
-        y1 = y1 * splat(inverse) if good else splat(_ZERO)
+        y0, y1, scale = _scaled(source + 128 * block)
         _scatter_pairs(target + 512 * block, y0)
         _scatter_pairs(target + 512 * block + 256, y1)
         store_f16(scale_at + 32 * block, scale + lost)
