@@ -50,7 +50,7 @@ class MissingFileError(SparkError):
 
 
 class DeviceError(SparkError):
-    """A device or a remote endpoint is not available."""
+    """A device, a folder or a remote endpoint is not available."""
 
     exit_code = 69
 

@@ -12,7 +12,7 @@ import pytest
 
 import sparkinfer
 from sparkinfer.backend.simd import store_i64
-from sparkinfer.errors import OptionError
+from sparkinfer.errors import DeviceError
 
 PACKAGE = Path(sparkinfer.__file__).parent
 COMPILE = """
@@ -139,7 +139,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, monkeypatch):
 
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(compiled, "_root", tmp_path / "file")
-    with pytest.raises(OptionError, match="--cache-dir"):
+    with pytest.raises(DeviceError, match="--cache-dir"):
         compiled.cache_folder.__wrapped__()
 
 
@@ -214,6 +214,82 @@ def test_several_are_compiled_by_other_processes_or_here(tmp_path, change, alone
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == str(alone)
     assert len(files(Path(done.stdout.strip()))) == 3
+
+
+GIVEN_UP = """
+import sys, time
+from concurrent.futures import CancelledError
+from pathlib import Path
+from sparkinfer.backend import workers
+from sparkinfer.backend.compiled import ahead, compile_all, set_cache_root
+from sparkinfer.backend.executor import STOP_ALL
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+workers.default_threads = lambda: 2
+set_cache_root(Path(sys.argv[1]))
+wanted = [STOP_ALL, tile_kernel("F32", 1, "portable", 16)]
+good, workers._PROGRAM = workers._PROGRAM, "import time; time.sleep(1000)"
+ahead(wanted)
+while len(workers._all) < 2:
+    time.sleep(0.01)
+stuck = list(workers._all)
+workers.abandon()
+for kernel in wanted:
+    assert isinstance(kernel.coming.exception(), CancelledError)
+assert [process.wait() for process in stuck] == [-9, -9]
+workers._PROGRAM = good
+compile_all(wanted * 2)
+ahead(wanted)
+assert all(kernel.address for kernel in wanted)
+print(sys.argv[1])
+"""
+
+
+def test_what_is_given_up_ends_at_once_and_can_be_asked_for_again(tmp_path):
+    compile_in(tmp_path, program=GIVEN_UP)
+    assert len(list(tmp_path.rglob("*.o"))) == 2
+
+
+IDLE = """
+import os, sys, time
+from pathlib import Path
+from sparkinfer.backend import workers
+from sparkinfer.backend.compiled import ahead, set_cache_root
+from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+workers.default_threads, workers._PATIENCE = (lambda: 2), 0.05
+set_cache_root(Path(sys.argv[1]))
+for rows in (1, 2):
+    kernel = tile_kernel("F32", rows, "portable", 16)
+    ahead([kernel])
+    assert kernel.coming.result() and "numba" not in sys.modules
+    while workers._all:
+        time.sleep(0.01)
+    try:
+        print("left:", os.waitpid(-1, os.WNOHANG), file=sys.stderr)
+        raise SystemExit(1)
+    except ChildProcessError:
+        pass
+print(sys.argv[1])
+"""
+
+
+def test_an_idle_compiling_process_is_ended_and_reaped(tmp_path):
+    """No child is left, not even one that only waits to be asked for its end."""
+    compile_in(tmp_path, program=IDLE)
+
+
+def test_no_part_of_code_is_left_where_it_cannot_be_kept(tmp_path, monkeypatch):
+    from sparkinfer.backend import compiled
+    from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
+
+    def full(self: Path, _target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    kernel = compiled.kernel_of(tile_kernel("F32", 1, "portable", 16).origin)
+    monkeypatch.setattr(compiled.Kernel, "_file", lambda _: tmp_path / "code.o")
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(DeviceError, match="No space left"):
+        kernel.compile()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_origins_lead_back_to_their_kernels():
@@ -312,5 +388,5 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
 
     kernel = compiled.kernel_of(tile_kernel("F32", 1, "portable", 16).origin)
     monkeypatch.setattr(compiled.Kernel, "_file", lambda _: tmp_path / "nowhere" / "code.o")
-    with pytest.raises(OptionError, match="--cache-dir"):
+    with pytest.raises(DeviceError, match="--cache-dir"):
         kernel.compile()

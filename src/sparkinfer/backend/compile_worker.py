@@ -1,18 +1,14 @@
 """A process that compiles kernels for another one: `main` reads origins, one a line of JSON, and answers each.
 
-The answer is "done" when the code lies in the cache folder, else "failed". It ends with its input, or when nothing was
-asked for a while.
+The answer is "done" when the code lies in the cache folder, else "failed". It ends with its input.
 """
 
 import json
 import os
-import select
 import sys
 from pathlib import Path
 
 from sparkinfer.backend.compiled import kernel_of, set_cache_root
-
-_PATIENCE = 5.0  # seconds
 
 
 def main() -> None:
@@ -23,7 +19,7 @@ def main() -> None:
     import sparkinfer.backend.frontend  # noqa: F401  before it is needed
 
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
-    while select.select([requests], [], [], _PATIENCE)[0] and (line := requests.readline()):
+    while line := requests.readline():
         answers.write(f"{_compiled(line)}\n")
         answers.flush()
 

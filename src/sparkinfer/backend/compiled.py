@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from sparkinfer.backend import workers
 from sparkinfer.backend.instructions import inner as inner
 from sparkinfer.backend.objects import cpu, load
 from sparkinfer.backend.sources import hash_sources
-from sparkinfer.errors import OptionError
+from sparkinfer.errors import DeviceError
 
 Origin = tuple[str, str, tuple[Any, ...], int]
 
@@ -56,7 +57,7 @@ def source_hash() -> str:
 def cache_folder() -> Path | None:
     """The folder in use, created; None when no cache root was set (then every process compiles).
 
-    Raises OptionError when it cannot be created.
+    Raises DeviceError when it cannot be created.
     """
     if _root is None:
         return None
@@ -65,7 +66,7 @@ def cache_folder() -> Path | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OptionError(
+            raise DeviceError(
                 f"cannot make a folder for compiled code in {_root} ({error.strerror}); --cache-dir names another"
             ) from error
         old = sorted(_root.glob("kernels-*"), key=lambda p: p.stat().st_mtime)[:-_KEEP]
@@ -133,7 +134,7 @@ class Kernel:
         return code if digest == hashlib.sha256(code).digest() else None
 
     def compile(self) -> bytes:
-        """Compile it, and keep the code where that has a place. Raises OptionError where that cannot be written."""
+        """Compile it, and keep the code where that has a place. Raises DeviceError where that cannot be written."""
         code, path = self._compiled(), self._file()
         if path is not None:  # all of it or nothing: another process may look for it
             part = path.with_name(f"{path.name}.{os.getpid()}")
@@ -141,7 +142,9 @@ class Kernel:
                 part.write_bytes(hashlib.sha256(code).digest() + code)
                 part.replace(path)
             except OSError as error:
-                raise OptionError(
+                with suppress(OSError):
+                    part.unlink()
+                raise DeviceError(
                     f"cannot keep compiled code in {path.parent} ({error.strerror}); --cache-dir names another"
                 ) from error
         return code
@@ -163,14 +166,21 @@ class Kernel:
 def compile_all(
     kernels: Iterable[Kernel], progress: Callable[[int, int], None] | None = None
 ) -> None:
-    """Compile what is missing, several side by side; `progress(done, total)` after each."""
+    """Compile what is missing, several side by side; `progress(done, total)` after each.
+
+    When it is interrupted, what is being compiled is given up.
+    """
     missing = [kernel for kernel in dict.fromkeys(kernels) if not kernel.there]
     if len(missing) >= _SEVERAL:
         ahead(missing)
-    for done, kernel in enumerate(missing, 1):
-        _ = kernel.address
-        if progress:
-            progress(done, len(missing))
+    try:
+        for done, kernel in enumerate(missing, 1):
+            _ = kernel.address
+            if progress:
+                progress(done, len(missing))
+    except BaseException:
+        workers.abandon()
+        raise
 
 
 def ahead(kernels: Iterable[Kernel]) -> None:
@@ -180,7 +190,8 @@ def ahead(kernels: Iterable[Kernel]) -> None:
     """
     groups: dict[Any, list[Kernel]] = {}
     for kernel in kernels:
-        if kernel.coming is None and kernel.origin is not None and not kernel.there:
+        new = kernel.coming is None or workers.given_up(kernel.coming)
+        if new and kernel.origin is not None and not kernel.there:
             module, _, given, _ = kernel.origin
             groups.setdefault((module, given), []).append(kernel)
     for group in groups.values():

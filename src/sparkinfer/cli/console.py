@@ -5,7 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from time import monotonic
 from types import FrameType
@@ -21,6 +21,7 @@ EXIT_INTERRUPTED = 130
 _PIPE_WIDTH = 200
 _REDRAW_SECONDS = 0.1
 Report = Callable[[str, int, int], None]  # label, done, total
+_open: "set[_Bars]" = set()  # what stands on the terminal
 
 
 def status(text: str) -> None:
@@ -76,9 +77,11 @@ def progress(options: Options) -> Iterator[Report]:
         yield lambda _label, _done, _total: None
     elif sys.stderr.isatty():
         bars = _Bars()
+        _open.add(bars)
         try:
             yield bars.show
         finally:
+            _open.discard(bars)
             bars.close()
     else:
         seen: set[str] = set()
@@ -156,4 +159,10 @@ def interrupt_ends_at_once() -> Iterator[None]:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
+    with suppress(Exception):
+        for bars in list(_open):
+            bars.close()
+    compiling = sys.modules.get("sparkinfer.backend.workers")
+    if compiling is not None:
+        compiling.abandon()
     os._exit(EXIT_INTERRUPTED)

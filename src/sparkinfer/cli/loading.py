@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from sparkinfer.cli.console import Report, progress, status
+from sparkinfer.cli.console import Report, interrupt_ends_at_once, progress, status
 from sparkinfer.errors import DeviceError, OptionError
 from sparkinfer.options import Options
 
@@ -26,15 +26,16 @@ def load_engine(model: str, options: Options) -> "Engine":
     with progress(options) as report:
         path = locate(model, options.path("model_dir"), report)
         announce_compiling(options)
-        return Engine.load(
-            path,
-            context=options.integer("context"),
-            threads=options.integer("threads"),
-            activations=activations(options),
-            draft=options.optional_path("draft"),
-            spec=speculation(options),
-            progress=report,
-        )
+        with interrupt_ends_at_once():
+            return Engine.load(
+                path,
+                context=options.integer("context"),
+                threads=options.integer("threads"),
+                activations=activations(options),
+                draft=options.optional_path("draft"),
+                spec=speculation(options),
+                progress=report,
+            )
 
 
 def speculation(options: Options) -> Literal["auto", "on", "off"]:
@@ -89,13 +90,14 @@ def open_target(model: str, options: Options, report: Report, context: int) -> I
 
     path = locate(model, options.path("model_dir"), report)
     announce_compiling(options)
-    target = load_target(
-        path,
-        context=max(1, context),
-        threads=options.integer("threads"),
-        activations=activations(options),
-        progress=report,
-    )
+    with interrupt_ends_at_once():
+        target = load_target(
+            path,
+            context=max(1, context),
+            threads=options.integer("threads"),
+            activations=activations(options),
+            progress=report,
+        )
     try:
         yield target
     finally:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkinfer.backend import workers
 from sparkinfer.backend.base import Backend, Buffer, Weight
 from sparkinfer.errors import ShapeError
 from sparkinfer.kernels.gated_linear import pack_pair
@@ -173,7 +174,11 @@ class Weights:
     def map(self, build: Callable[[int], Any], count: int) -> list[Any]:
         """build(0) .. build(count - 1), on the backend's threads."""
         with ThreadPoolExecutor(self.backend.threads) as pool:
-            return list(pool.map(build, range(count)))
+            try:
+                return list(pool.map(build, range(count)))
+            except BaseException:  # a thread that waits for a kernel would be waited for
+                workers.abandon()
+                raise
 
     def _blocks(self, name: str) -> Any:
         info = self.file.tensors[name]
