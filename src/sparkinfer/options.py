@@ -335,6 +335,8 @@ def _is_choice(text: str, choice: str) -> bool:
 def _parsed(option: Option, value: Value) -> Value:
     """Return the value in the option's type, None where it cannot be."""
     text = str(value).strip()
+    if not text:
+        return None
     if option.type is int:
         return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
     if option.type is bool:

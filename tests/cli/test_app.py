@@ -9,6 +9,7 @@ import pytest
 
 from sparkinfer.cli import app
 from sparkinfer.errors import MemoryLimitError
+from sparkinfer.options import OPTIONS
 
 HEAVY = ("numba", "numpy", "tokenizers", "huggingface_hub", "jinja2", "torch", "llvmlite")
 
@@ -41,7 +42,21 @@ def test_the_module_runs_and_prints_its_version() -> None:
     [
         (["runn"], "no such command 'runn'. Did you mean 'run'?"),
         (["run", "--threadz", "2"], "no such option: --threadz (nearest: --threads)"),
-        (["run", "-n", "x"], "invalid value for '-n' / '--predict' / '--n-predict'"),
+        (
+            ["run", "-n", "x"],
+            "invalid value for '-n' / '--predict' / '--n-predict': 'x'; expected a valid integer",
+        ),
+        (["run", "-n", "-2", "hi"], "-n -2 is not accepted; expected a whole number, or -1 until"),
+        (["run", "--rounds", "1"], "'--rounds': '1'; expected greater than or equal to 2"),
+        (
+            ["run", "why", "is"],
+            "unexpected extra argument(s) (is); a prompt of several words needs",
+        ),
+        (["run", "--stop", "", "hi"], "a stop string must have 1 to 1024 characters, not 0"),
+        (["run", "-m", "", "hi"], "no model given; -m takes a GGUF file"),
+        (["run", "--cache-dir", "", "hi"], "--cache-dir= is not accepted; expected a path"),
+        (["run", "-m", "x", "\udcff"], "the prompt is not UTF-8 text at byte 0"),
+        (["bench", "-m", "x", "-p", "0", "-n", "0"], "nothing to measure: -p, -n and --widths"),
         (["run", "--threads", "0", "hi"], "--threads=0 is not accepted; expected a whole number"),
         (["run", "hi"], "no model given; -m takes a GGUF file"),
         (["run", "--temp", "-1", "hi"], "temperature must be a number from 0 to 100, not -1.0"),
@@ -113,6 +128,22 @@ def test_a_closed_pipe_ends_quietly() -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.strip() in ("0", "141")
+
+
+def test_help_cuts_nothing_short_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for verb in ("run", "chat"):
+        assert run(verb, "--help") == 0
+        out = capsys.readouterr().out
+        flags = [flag for option in OPTIONS for flag in option.flag]
+        assert [flag for flag in flags if flag.partition("/")[0] not in out] == []
+    assert run("--help") == 0
+    _, commands = capsys.readouterr().out.split("Commands:")
+    assert "..." not in commands and commands.count("\n") == 12
+    assert run("eval") == 2
+    assert "sparkinfer eval run --help" in capsys.readouterr().err
 
 
 def test_options_show_value_and_origin(

@@ -94,14 +94,36 @@ def test_bench_refuses_what_the_model_cannot_hold(capsys: Any) -> None:
 def test_doctor_says_whether_a_model_fits(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("doctor", "-m", LLAMA, "--json") == 0
     findings = json.loads(capsys.readouterr().out)
-    assert findings[-1]["section"] == "model" and findings[-1]["problem"] == ""
-    assert findings[-1]["value"] == "2 MiB for a context of 4096 (float16)"
+    assert findings[-1] == {
+        "section": "model",
+        "name": "draft",
+        "value": "none: tokens come one at a time; -md takes one",
+        "problem": "",
+    }
+    assert findings[-2]["section"] == "model" and findings[-2]["problem"] == ""
+    assert findings[-2]["value"] == "2 MiB for a context of 4096 (float16)"
     assert run("doctor", "-m", str(Path(LLAMA).parent / "qwen3-tiny-Q8_0.gguf"), "--json") == 0
-    cache = json.loads(capsys.readouterr().out)[-1]["value"]
+    cache = json.loads(capsys.readouterr().out)[-2]["value"]
     assert cache == "4 MiB for a context of 4096 (float16), 2 MiB with --kv-cache q8_0"
     monkeypatch.setattr("sparkinfer.machine.available_memory", lambda: 1000)
     assert run("doctor", "-m", LLAMA) == 1
     assert "pull a smaller quant" in capsys.readouterr().out
+
+
+def test_doctor_says_whether_a_draft_fits(capsys: Any) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "hybrid-demo"
+    target, draft = str(demo / "target.gguf"), str(demo / "draft.gguf")
+    assert run("doctor", "-m", target, "-md", draft, "--json") == 0
+    finding = json.loads(capsys.readouterr().out)[-1]
+    assert (finding["value"], finding["problem"]) == (draft, "")
+    assert run("doctor", "-m", LLAMA, "-md", draft) == 1
+    assert "does not fit: its hidden size is 512" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_draft_is_no_model(capsys: Any) -> None:
+    draft = Path(__file__).parents[2] / "examples" / "hybrid-demo" / "draft.gguf"
+    assert run("run", "-m", str(draft), "hi") == 65
+    assert "draft.gguf is a draft; give the model it was trained for" in capsys.readouterr().err
 
 
 def test_pull_checks_a_local_file(capsys: Any) -> None:

@@ -16,7 +16,7 @@ from sparkinfer.engine import Engine
 
 def talk(engine: Engine, text: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     monkeypatch.setattr("sparkinfer.cli.loading.load_engine", lambda *_: engine)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     return app.main(["chat", "-m", "toy", *flags])
 
 
@@ -79,5 +79,5 @@ ALWAYS_END = np.eye(TOKENIZER.n_vocab, dtype=np.float32)[END]
 def test_a_backslash_joins_lines(
     text: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert list(read_lines()) == lines

@@ -21,6 +21,7 @@ from toy_model import (
 )
 
 from sparkinfer.cli import app
+from sparkinfer.cli.run import plan_lines
 from sparkinfer.engine import Engine
 
 TOKENIZER = ToyTokenizer([b"a", b"b", b"c", b" ", b"\xc3", b"\xa9", b"\n"])
@@ -127,12 +128,38 @@ def test_prompts_that_cannot_be(
     assert run("--raw", "--system", "a", "b") == 2
     pipe_in(monkeypatch, b"a\xff")
     assert run() == 2
+    pipe_in(monkeypatch, b"")
+    assert run() == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors == [
         "error: more than one prompt given; use one of PROMPT, -p and -f",
         f"error: cannot read the prompt file {tmp_path / 'none'}: No such file or directory",
         "error: --system needs the chat template that --raw leaves out",
         "error: standard input is not UTF-8 text at byte 1",
+        "error: no prompt given, and standard input is empty; use -p TEXT or -f FILE, or pipe it in",
+    ]
+
+
+def test_bytes_that_the_locale_did_not_read_are_utf_8(use: Any) -> None:
+    engine = use(scripted([], start=0))
+    assert run("--raw", b"a\xc3\xa9".decode("ascii", "surrogateescape")) == 0
+    assert engine.target.states[-1].tokens == [BOS, A, E1, E2]
+
+
+def test_minus_one_is_no_limit_and_no_seed(use: Any, capsys: Any) -> None:
+    use(scripted([A] * 600, context=700))
+    assert run("a", "-n", "-1", "--seed", "-1", "--temp", "0.1") == 0
+    assert capsys.readouterr().out == "a" * 600 + "\n"
+
+
+def test_the_plan_has_a_line_for_each_value() -> None:
+    table = [{"path": "block", "ms": [1.23456, 2.0]}, {"path": "window", "ms": []}]
+    plan = {"isa": "avx2", "costs": {"plain": 0.123456, "steps": table}}
+    assert list(plan_lines(plan)) == [
+        "isa = avx2",
+        "costs.plain = 0.1235",
+        "costs.steps: path block, ms 1.235 2",
+        "costs.steps: path window, ms none",
     ]
 
 

@@ -348,10 +348,12 @@ def test_a_draft_for_a_hybrid_target(tmp_path: Path) -> None:
         ({"kv_heads": 3}, r"kv heads 3: expected a divisor of \d+ heads"),
         ({"vocabulary": 32, "active": 40}, r"active tokens 40: .* the draft vocabulary, 32"),
         ({"new_vocabulary": True}, r"--new-vocabulary: expected with --start-draft"),
+        ({"quantisation": "Q9"}, r"--quantisation Q9 is not accepted; expected F32 \| .*Q8_0"),
+        ({"output": Path(__file__)}, r"test_training_run.py cannot be a folder: File exists"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused_at_once(
     choice: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(OptionError, match=message):
-        run_job(replace(TOY, output=tmp_path, **choice), quiet, quiet)
+        run_job(replace(TOY, **{"output": tmp_path, **choice}), quiet, quiet)

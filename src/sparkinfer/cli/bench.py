@@ -119,6 +119,8 @@ def _measure_forwards(
         parse_counts("--widths", widths),
         parse_counts("-d", depths),
     )
+    if not workloads:
+        raise OptionError("nothing to measure: -p, -n and --widths leave all tests out")
     longest = max((work.tokens + work.depth for work in workloads), default=0)
     with progress(options) as report, open_target(model, options, report, longest) as target:
         results = measure(target, target.config.n_vocab, workloads, rounds, report)

@@ -8,7 +8,7 @@ import typer
 
 from sparkinfer.cli.console import status, write_answer
 from sparkinfer.cli.flags import LOADING, SPECULATION, ProcessFlags, verb
-from sparkinfer.cli.run import NO_MODEL, show_plan
+from sparkinfer.cli.run import NO_MODEL, decoded, show_plan, unicode_text
 from sparkinfer.cli.sampling_flags import RequestFlags, RequestParts
 from sparkinfer.cli.speculation import announce, show_stats
 from sparkinfer.errors import OptionError, RequestError
@@ -51,8 +51,9 @@ def command(
     """Talk with a model; /help lists the commands."""
     from sparkinfer.cli.loading import load_engine
 
-    if model is None:
+    if not model:
         raise OptionError(NO_MODEL)
+    system = None if system is None else unicode_text(system, "the system message")
     with load_engine(model, options) as engine:
         if print_plan:
             show_plan(engine)
@@ -163,7 +164,13 @@ def read_lines() -> Iterator[str]:
         except EOFError:
             if kept:
                 yield "\n".join(kept)
+            elif sys.stdin.isatty():
+                status("")  # what comes next begins on a line of its own
             return
+        except OptionError as error:
+            status(f"error: {error}")
+            kept = []
+            continue
         except KeyboardInterrupt:  # at the prompt: drop the line
             status("")
             kept = []
@@ -176,12 +183,18 @@ def read_lines() -> Iterator[str]:
 
 
 def _input(prompt: str) -> str:
-    """Read a line with editing and history on a terminal, plainly from a pipe. Raises: EOFError."""
+    """Read a line with editing and history on a terminal, plainly from a pipe.
+
+    Raises: EOFError, OptionError for a line that is no UTF-8.
+    """
     if sys.stdin.isatty():
         import readline  # noqa: F401  # gives input() editing and history
 
-        return input(prompt)
-    line = sys.stdin.readline()
+        try:
+            return unicode_text(input(prompt), "the line")
+        except UnicodeDecodeError as error:
+            raise OptionError(f"the line is not UTF-8 text at byte {error.start}") from error
+    line = sys.stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line.rstrip("\n")
+    return decoded(line.rstrip(b"\r\n"), "the line")

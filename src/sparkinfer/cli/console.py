@@ -1,11 +1,13 @@
 """Where output goes: the answer to standard output, everything else to standard error."""
 
+import io
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock
 from time import monotonic
 from types import FrameType
@@ -24,9 +26,27 @@ Report = Callable[[str, int, int], None]  # label, done, total
 _open: "set[_Bars]" = set()  # what stands on the terminal
 
 
+def settle_streams() -> None:
+    """Make sure that all three standard streams are there, and take any text.
+
+    A closed one leads nowhere. A terminal that has no letter for a character gets the character's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+        elif (
+            name == "stdout" and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict"
+        ):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def status(text: str) -> None:
-    """Print one line for the person, never for the pipe."""
-    print(text, file=sys.stderr, flush=True)
+    """Print one line for the person, never for the pipe. Nobody may be there to read it."""
+    if "utf" not in (getattr(sys.stderr, "encoding", None) or "utf-8").lower():
+        text = text.replace(" · ", " | ")
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def complain(message: str, traceback_of: BaseException | None) -> None:
@@ -52,7 +72,11 @@ def screen() -> "Console":
     """Return a console on standard output; a pipe gets wide lines, as nothing there wraps."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    class Screen(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 def write_answer(text: str) -> None:
@@ -61,9 +85,10 @@ def write_answer(text: str) -> None:
     sys.stdout.flush()
 
 
-def quiet_pipe() -> None:
-    """Let a closed standard output go nowhere, so that the interpreter's last flush is silent."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def quiet_output() -> None:
+    """Let standard output go nowhere, so that the interpreter's last flush is silent."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Finding:
     problem: str = ""
 
 
-@verb(ProcessFlags("threads", "isa", "cache_dir"))
+@verb(ProcessFlags("threads", "isa", "cache_dir", "draft"))
 def command(
     *,
     model: Annotated[
@@ -80,7 +80,6 @@ def _software() -> Iterator[Finding]:
 
 
 def _cpu(options: Options) -> Iterator[Finding]:
-    from sparkinfer.backend.choose import why_no_gpu
     from sparkinfer.backend.isa import choose_isa, cpu_features
 
     present = cpu_features()
@@ -88,7 +87,6 @@ def _cpu(options: Options) -> Iterator[Finding]:
     yield Finding("cpu", "model", machine.cpu_model())
     yield Finding("cpu", "features", " ".join(f for f in _FEATURES if f in present) or "none known")
     yield Finding("cpu", "instruction set", f"{isa.name} ({isa.reason})")
-    yield Finding("gpu", "NVIDIA GPU", why_no_gpu() or "usable")
     allowed, quota = machine.allowed_cpus(), machine.cpu_quota()
     cores = (
         f"{machine.allowed_cores()} physical, {len(allowed)} of {os.cpu_count()} logical allowed"
@@ -148,10 +146,13 @@ def _why_unwritable(path: Path) -> str:
 def _gpu() -> Iterator[Finding]:
     from importlib.metadata import version
 
+    from sparkinfer.backend.choose import why_no_gpu
+
+    yield Finding("gpu", "NVIDIA GPU", why_no_gpu() or "usable")
     tool = shutil.which("nvidia-smi")
     fields = "--query-gpu=name,memory.total,driver_version"
     if tool is None:
-        yield Finding("gpu", "device", "none found (no nvidia-smi); the CPU is used")
+        yield Finding("gpu", "device", "none found (no nvidia-smi)")
     else:
         call = [tool, fields, "--format=csv,noheader"]
         try:
@@ -159,7 +160,7 @@ def _gpu() -> Iterator[Finding]:
             lines = done.stdout.strip().splitlines() if done.returncode == 0 else []
         except subprocess.TimeoutExpired:
             lines = []
-        for line in lines or ["nvidia-smi finds no device; the CPU is used"]:
+        for line in lines or ["nvidia-smi finds no device"]:
             yield Finding("gpu", "device", line)
     for package in ("torch", "triton"):
         found = version(package) if find_spec(package) else "not installed (extra 'cuda')"
@@ -177,12 +178,37 @@ def _model(model: str, options: Options) -> Iterator[Finding]:
         needed = sum(info.n_bytes for info in file.tensors.values())
         architecture = file.architecture
         cache = _cache(file)
+        draft = _draft(file, options.optional_path("draft"))
     available, where = _room()
     short = f"{_gib(needed)} of weights and {_gib(available)} {where}: pull a smaller quant"
     yield Finding("model", "file", f"{path} ({architecture})")
     yield Finding("model", "weights", _gib(needed), short if needed > available else "")
     if cache:
         yield Finding("model", "cache", cache)
+    yield draft
+
+
+def _draft(file: "GGUFFile", given: Path | None) -> Finding:
+    """Say which draft speculation would take, and whether it fits the model."""
+    from sparkinfer.dflash.shipped import shipped_draft
+
+    path = given or shipped_draft(file)
+    if path is None:
+        return Finding("model", "draft", "none: tokens come one at a time; -md takes one")
+    name = str(path) if given else f"{path.name}, which comes with this package"
+    return Finding("model", "draft", name, _why_unfit(file, path))
+
+
+def _why_unfit(file: "GGUFFile", path: Path) -> str:
+    from sparkinfer.dflash.draft import check_draft
+    from sparkinfer.errors import SparkError
+    from sparkinfer.models.config import read_config
+
+    try:
+        check_draft(path, read_config(file))
+    except SparkError as error:
+        return str(error)
+    return ""
 
 
 def _cache(file: "GGUFFile") -> str:

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 _RUN = "run"
 _SIGN = "Receipt"
 _AUTO = "auto"
+EXIT_USAGE = 2
 _HELP = """Compare two builds: sparkinfer eval BASE CANDIDATE.
 
 BASE and CANDIDATE are two git revisions (the candidate is merged onto the base), two wheels, or two option sets
 like options:spec=off of this installation. Exit codes: 0 judged, 1 rejected (with --gate), 2 wrong use, 73 merge
 conflict, 74 the machine or its surroundings failed, 75 nothing could be judged, 130 interrupted.
+
+Options: sparkinfer eval run --help. `eval BASE CANDIDATE` is `eval run BASE CANDIDATE`.
 """
 
 
@@ -35,12 +38,15 @@ class _Group(TyperGroup):
     """`eval A B` is `eval run A B`: whatever is no command's name begins an evaluation."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+        if not args:
+            status(ctx.get_help())
+            raise typer.Exit(EXIT_USAGE)
+        if args[0] not in self.commands and args[0] not in ("-h", "--help"):
             args = [_RUN, *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, help=_HELP)
+app = typer.Typer(cls=_Group, help=_HELP)
 
 
 @app.command(_RUN, hidden=True)

@@ -8,10 +8,8 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from sparkinfer.cli.console import quiet_pipe
 from sparkinfer.options import OPTIONS, Option, configure
 
-EXIT_CLOSED_PIPE = 141
 _ALWAYS = ("model_dir", "progress", "debug")
 LOADING = (
     "threads",
@@ -97,12 +95,7 @@ def verb(*groups: Group) -> Callable[[Callable[..., int | None]], Callable[..., 
             for group in groups:
                 own = {flag.name: values.pop(flag.name) for flag in group.flags}
                 values[group.argument] = group.collect(own)
-            try:
-                code = function(**values)
-            except BrokenPipeError:
-                quiet_pipe()
-                code = EXIT_CLOSED_PIPE
-            raise typer.Exit(code or 0)
+            raise typer.Exit(function(**values) or 0)
 
         _set_signature(command, function, groups)
         return command

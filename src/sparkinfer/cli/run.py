@@ -1,7 +1,9 @@
 """`sparkinfer run`: one prompt, one streamed answer."""
 
+import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1  # of --compare: the outputs are not the same
 DEFAULT_ROUNDS = 2  # of --compare
+_HALVES = re.compile("[\udc80-\udcff]")  # how Python keeps bytes that it could not decode
 NO_MODEL = (
     "no model given; -m takes a GGUF file, hf:user/repo[:quant],"
     " or smollm2 (135M parameters, fetched on first use)"
@@ -72,9 +75,10 @@ def command(
     from sparkinfer.cli.answer import closing_line, exit_code, show_logprobs, stream
     from sparkinfer.cli.loading import load_engine
 
-    if model is None:
+    if not model:
         raise OptionError(NO_MODEL)
     text = read_prompt([words, prompt], file)
+    system = None if system is None else unicode_text(system, "the system message")
     if raw and system is not None:
         raise OptionError("--system needs the chat template that --raw leaves out")
     if compared and options.text("spec") == "off":
@@ -164,20 +168,31 @@ def read_prompt(given: list[str | None], file: Path | None) -> str:
     if file is not None and str(file) != "-":
         return _read(file)
     if prompts:
-        return prompts[0]
+        return unicode_text(prompts[0], "the prompt")
     if file is None and sys.stdin.isatty():
         raise OptionError("no prompt given; use -p TEXT or -f FILE, or pipe it in")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
+    text = decoded(sys.stdin.buffer.read(), "standard input")
+    if not text and file is None:
+        raise OptionError(
+            "no prompt given, and standard input is empty; use -p TEXT or -f FILE, or pipe it in"
+        )
+    return text
 
 
 def _read(file: Path) -> str:
     try:
-        return _decoded(file.read_bytes(), str(file))
+        return decoded(file.read_bytes(), str(file))
     except OSError as error:
         raise MissingFileError(f"cannot read the prompt file {file}: {error.strerror}") from error
 
 
-def _decoded(data: bytes, source: str) -> str:
+def unicode_text(argument: str, source: str) -> str:
+    """A command line's argument as UTF-8, whatever the locale takes its bytes for. Raises: OptionError."""
+    return decoded(os.fsencode(argument), source) if _HALVES.search(argument) else argument
+
+
+def decoded(data: bytes, source: str) -> str:
+    """UTF-8 as text. Raises: OptionError with the first byte that is none."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -189,8 +204,29 @@ def _ignore(_text: str) -> None:
 
 
 def show_plan(engine: "Engine") -> None:
-    for key, value in engine.plan.items():
-        status(f"plan: {key} = {value}")
+    for line in plan_lines(engine.plan):
+        status(f"plan: {line}")
+
+
+def plan_lines(plan: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """One line a value, with the names it stands under; a list of tables has a line a table."""
+    for key, value in plan.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from plan_lines(value, f"{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for row in value:
+                yield f"{name}: " + ", ".join(
+                    f"{field} {_short(item)}" for field, item in row.items()
+                )
+        else:
+            yield f"{name} = {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(_short, value)) or "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_json(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkinfer.cli.flags import Flag
+from sparkinfer.errors import OptionError
 
 if TYPE_CHECKING:
     from sparkinfer.sampling import SamplingParams
@@ -44,11 +45,23 @@ _SAMPLING = (
         "For a token already in the answer.",
     ),
     _flag("frequency_penalty", float, 0.0, ("--frequency-penalty",), "For each time it is there."),
-    _flag("seed", int | None, None, ("-s", "--seed"), "Same seed, same answer; none draws one."),
+    _flag(
+        "seed",
+        int | None,
+        None,
+        ("-s", "--seed"),
+        "Same seed, same answer; without one, or with -1, one is drawn.",
+    ),
     _flag("logprobs", int | None, None, ("--logprobs",), "Log-probabilities of N alternatives."),
 )
 _LENGTH = (
-    _flag("max_tokens", int, DEFAULT_TOKENS, ("-n", "--predict", "--n-predict"), "Tokens at most."),
+    _flag(
+        "max_tokens",
+        int,
+        DEFAULT_TOKENS,
+        ("-n", "--predict", "--n-predict"),
+        "Tokens at most; -1 goes on until the context is full.",
+    ),
     _flag(
         "stop",
         list[str],
@@ -61,10 +74,10 @@ _LENGTH = (
 
 @dataclass(frozen=True, slots=True)
 class RequestParts:
-    """What the flags ask of one request."""
+    """What the flags ask of one request; `max_tokens` None goes on until the context is full."""
 
     sampling: "SamplingParams"
-    max_tokens: int
+    max_tokens: int | None
     stop: tuple[str, ...]
 
 
@@ -75,7 +88,18 @@ class RequestFlags:
     flags = _SAMPLING + _LENGTH
 
     def collect(self, values: dict[str, Any]) -> object:
+        from sparkinfer.engine.request import Request
         from sparkinfer.sampling import SamplingParams
 
-        max_tokens, stop = values.pop("max_tokens"), tuple(values.pop("stop"))
-        return RequestParts(SamplingParams(**values), max_tokens, stop)
+        count, stop = values.pop("max_tokens"), tuple(values.pop("stop"))
+        if count < -1:
+            accepted = "a whole number, or -1 until the context is full"
+            raise OptionError(f"-n {count} is not accepted; expected {accepted}")
+        max_tokens = None if count == -1 else count
+        if values["seed"] == -1:
+            values["seed"] = None
+        sampling = SamplingParams(**values)
+        Request(
+            (0,), sampling, max_tokens, stop
+        )  # what is wrong with them is said before a model is loaded
+        return RequestParts(sampling, max_tokens, stop)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from sparkinfer.bench.compare import Comparison
     from sparkinfer.engine import Engine, Result
 
+_FEW = 8  # steps, of which one that was slow by chance decides the gain
 _WORTH_NAMING = 1.01  # a gain below this is none
 
 
@@ -31,6 +32,10 @@ def closing_words(result: "Result", start: str) -> str:
     if not steps:
         return "on, no step was left to draft for"
     share = f"drafts accepted {_percent(report.accepted, report.drafted)}"
+    if steps < _FEW:
+        return (
+            f"on, {_tokens_a_step(result):.1f} tokens a step, too few steps to tell what that gains"
+        )
     if 2 * report.widths.get(1, 0) > steps:
         why = share if report.drafted else "nothing was drafted"
         return f"on, but plain steps were faster here: {why}"

@@ -149,7 +149,9 @@ def read_json_config(folder: Path) -> DraftConfig:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise MissingFileError(f"{folder} has no config.json")
+        raise MissingFileError(
+            f"{folder} has no config.json; a draft is a folder with config.json and safetensors, or a GGUF file"
+        )
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:

@@ -40,7 +40,7 @@ from sparkinfer.dflash.proposals import MarkovHead, Output, Selector
 from sparkinfer.errors import MemoryLimitError, MissingFileError, RequestError, ShapeError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.kernels.linear.weights import PackedWeight
-from sparkinfer.models.config import MAX_WIDTH
+from sparkinfer.models.config import MAX_WIDTH, ModelConfig
 from sparkinfer.models.decoder import Target
 from sparkinfer.models.table import Table
 from sparkinfer.models.weights import Progress, Weights
@@ -76,7 +76,7 @@ def load_draft(
     size = target.context if context is None else context
     if not 1 <= size <= target.context:
         raise RequestError(f"draft context {size} is outside 1 .. {target.context}, the target's")
-    config, checkpoint = _open(Path(path), target)
+    config, checkpoint = _open(Path(path), target.config)
     config = _overridden(config, window, causal, shorten)
     if not markov:
         config = replace(config, prior=None)  # it is about another draft
@@ -127,13 +127,19 @@ def load_draft(
     return draft
 
 
-def _open(path: Path, target: Target) -> tuple[DraftConfig, Checkpoint]:
+def check_draft(path: Path, target: ModelConfig) -> None:
+    """Open a draft and check it against a model, loading neither. Raises as `load_draft`."""
+    config, checkpoint = _open(path, target)
+    check_fit(config, checkpoint, target)
+
+
+def _open(path: Path, target: ModelConfig) -> tuple[DraftConfig, Checkpoint]:
     if path.is_dir():
         config = read_json_config(path)
         checkpoint = open_safetensors(path)
     elif path.is_file():
         file = open_gguf(path)
-        config, checkpoint = read_gguf_config(file, target.config.n_vocab), open_gguf_draft(file)
+        config, checkpoint = read_gguf_config(file, target.n_vocab), open_gguf_draft(file)
     else:
         raise MissingFileError(
             f"there is no draft at {path}; accepted: a folder with config.json, or a GGUF file"

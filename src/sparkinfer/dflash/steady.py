@@ -40,7 +40,8 @@ class Fixed(Learner):
         if not 1 <= self.depth <= most:
             limit = "draft" if setup.max_depth < setup.max_width else "verify path"
             raise OptionError(
-                f"dflash_proposals={self.depth} is not accepted; this {limit} takes 1 to {most}"
+                f"dflash_proposals={self.depth} (--draft-max) is not accepted; this {limit} takes 1 to {most},"
+                " and 0 leaves the number to the planner"
             )
 
     def choose(self, length: int, limit: int) -> Decision:

@@ -107,6 +107,8 @@ class Engine:
         Raises: MissingFileError, GGUFError, UnsupportedError, ShapeError, MemoryLimitError, OptionError.
         """
         from sparkinfer.chat import TEMPLATE_KEY, ChatTemplate
+        from sparkinfer.dflash.config_gguf import is_draft
+        from sparkinfer.errors import UnsupportedError
         from sparkinfer.gguf import open_gguf
         from sparkinfer.models import load_target
         from sparkinfer.options import resolve
@@ -116,6 +118,10 @@ class Engine:
         options = resolve({"draft": None if draft is None else Path(draft), "spec": spec})
         with ExitStack() as undo:
             file = undo.enter_context(open_gguf(path))
+            if is_draft(file):
+                raise UnsupportedError(
+                    f"{path} is a draft; give the model it was trained for, and the draft with -md"
+                )
             tokenizer = Tokenizer.from_gguf(file)
             template = None
             if TEMPLATE_KEY in file.metadata:

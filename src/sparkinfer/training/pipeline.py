@@ -18,6 +18,7 @@ from sparkinfer.chat import ChatTemplate
 from sparkinfer.errors import DeviceError, OptionError, RequestError
 from sparkinfer.gguf import open_gguf
 from sparkinfer.models.config import ModelConfig
+from sparkinfer.quant.encode import ENCODERS
 from sparkinfer.tokenizer import Tokenizer
 from sparkinfer.training.config import DataPlan, DraftShape, TrainPlan, default_taps
 from sparkinfer.training.corpus import Batches, Corpus, write_conversations
@@ -95,6 +96,10 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
     Raises: UnsupportedError for a target of a kind that cannot be trained for, DeviceError, RequestError,
     MissingFileError, OptionError for choices that contradict each other.
     """
+    if job.quantisation not in ENCODERS:
+        raise OptionError(
+            f"--quantisation {job.quantisation} is not accepted; expected {' | '.join(ENCODERS)}"
+        )
     if job.plan.grid_from < 1 and job.quantisation != FORMAT:
         raise OptionError(
             f"grid_from trains for a draft in {FORMAT}, not {job.quantisation}: give --quantisation {FORMAT}"
@@ -102,7 +107,12 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
     device, rank, world = join_processes(job.device)
     if rank:
         say, progress = (lambda _text: None), (lambda _label, _done, _total: None)
-    job.output.mkdir(parents=True, exist_ok=True)
+    try:
+        job.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"--output {job.output} cannot be a folder: {error.strerror}; name another one"
+        ) from error
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with open_model(job.model) as file:
         tokenizer = Tokenizer.from_gguf(file)
