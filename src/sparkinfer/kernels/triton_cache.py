@@ -19,11 +19,10 @@ Other heads lie position by position. A position beyond the plane's last is neve
 import triton
 import triton.language as tl
 
-from sparkinfer.kernels.triton_mixers import WORD_HEAD_BYTES
+from sparkinfer.kernels.triton_mixers import WORD_HEAD_BYTES, nearest
 
 BLOCK = tl.constexpr(32)  # numbers of a scale, positions of a unit
 _MOST = tl.constexpr(515.5)  # a scale whose 127 codes are float16
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves the nearest integer, ties to even
 
 
 def has_units(size: int) -> bool:
@@ -92,7 +91,7 @@ def store_q8(codes, scales, p, x, spoilt, SIZE: tl.constexpr, PADDED: tl.constex
     inverse = tl.where(fits, tl.div_rn(1.0, tl.where(fits, wide, 1.0)), 0.0)
     code = tl.where(tl.broadcast_to(fits[:, None], x.shape), x * inverse[:, None], 0.0)
     code = tl.minimum(tl.maximum(code, -127.0), 127.0)
-    code = ((code + _ROUND) - _ROUND).to(tl.int32) + 128
+    code = nearest(code) + 128
     block = tl.arange(0, B)
     d = block[:, None] * 32 + tl.arange(0, 32)[None, :]
     tl.store(codes + code_place(p, d, SIZE, VALUES), code.to(tl.uint8), mask=d < SIZE)

@@ -1,4 +1,4 @@
-"""Bytes of packed weights as float16, two at a time; for Triton and for Gluon.
+"""What products in float16 share, in Triton and in Gluon: bytes of packed weights two at a time, and rows.
 
 A byte under the exponent of 1024 is a float16 (1024 + byte), from which 1024 is taken exactly and which one fused
 multiply-add scales.
@@ -19,6 +19,15 @@ def twice(x):
     """A float32 as two equal float16 of a word."""
     low = x.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | (low << 16)
+
+
+@triton.jit
+def unit_row(value, magnitude):
+    """A row of float32 as float16 over its largest magnitude, which is written: NaN where a value is no number."""
+    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # a NaN is the largest
+    top = tl.max(bits, 0).to(tl.float32, bitcast=True)
+    tl.store(magnitude, top)
+    return (value * tl.where(top > 1e-36, 1.0 / top, 0.0)).to(tl.float16)
 
 
 @triton.jit

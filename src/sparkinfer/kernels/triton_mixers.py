@@ -102,6 +102,12 @@ def cache_plane(run, WORD: tl.constexpr, plane, WIDE: tl.constexpr):
 
 
 @triton.jit
+def nearest(x):
+    """The nearest integer, ties to even, of a number of less than 2^22."""
+    return ((x + _ROUND) - _ROUND).to(tl.int32)
+
+
+@triton.jit
 def silu(x):
     return x / (1.0 + tl.exp(-x))
 
@@ -118,7 +124,7 @@ def store_int8(q8, y, columns, width, mask):
     d = tl.div_rn(tl.max(tl.abs(y), 1), 127.0) + tl.sum(y * 0.0, 1)
     codes = tl.div_rn(y, tl.where(d > 0.0, d, 1.0)[:, None])
     codes = tl.where((d > 0.0)[:, None], codes, 0.0)
-    codes = ((codes + _ROUND) - _ROUND).to(tl.int32)
+    codes = nearest(codes)
     total = d * tl.sum(codes, 1).to(tl.float32)
     place = columns // 32 * 16 + columns % 16 + columns // 16 % 2 * (width // 2)
     tl.store(q8.to(tl.pointer_type(tl.int8), bitcast=True) + place, codes.to(tl.int8), mask=mask)

@@ -24,7 +24,7 @@ from sparkinfer.kernels.linear.triton_order import serves
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import constants
 from sparkinfer.kernels.route import Routing
-from sparkinfer.kernels.triton_halves import half, pairs, twice
+from sparkinfer.kernels.triton_halves import half, pairs, twice, unit_row
 from sparkinfer.kernels.triton_quant import (
     INTERPRETED,
     bound,
@@ -82,11 +82,8 @@ def rows_kernel(x, x_stride, target, target_stride, scales, width, padded, BLOCK
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     value = tl.load(x + row * x_stride + k, mask=k < width, other=0.0)
-    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # a NaN is the largest
-    top = tl.max(bits, 0).to(tl.float32, bitcast=True)
-    tl.store(scales + row, top)
-    inverse = tl.where(top > 1e-36, 1.0 / top, 0.0)
-    tl.store(target + row * target_stride + k, (value * inverse).to(tl.float16), mask=k < padded)
+    halves = unit_row(value, scales + row)
+    tl.store(target + row * target_stride + k, halves, mask=k < padded)
 
 
 @triton.jit

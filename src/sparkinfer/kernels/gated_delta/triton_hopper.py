@@ -34,7 +34,6 @@ from sparkinfer.kernels.gated_delta.triton_wide import (
 from sparkinfer.kernels.shapes import RecurrentShape
 from sparkinfer.kernels.triton_mixers import WORD_RECURRENT, stride_of
 
-SIZES = (128,)  # of a head
 WARPS = 4  # of a program
 _NW = gl.constexpr(WARPS)
 _WORD = gl.constexpr(int(getattr(WORD_RECURRENT, "value", WORD_RECURRENT)))
@@ -350,7 +349,7 @@ def record_hopper(
     recorder: CudaRecorder, inputs: DeltaInputs, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer,
     eps: float,
 ) -> None:  # fmt: skip
-    """As `triton_wide.record_wide`, for heads of SIZES columns."""
+    """As `triton_wide.record_wide`, for heads of 128 columns."""
     rows, heads, size = recorder.rows, shape.value_heads, shape.head_size
     chunks = -(-rows // CHUNK)
     places, half = chunks * CHUNK, torch.bfloat16

@@ -42,7 +42,6 @@ from sparkinfer.quant.tiles import LAYOUTS, TileLayout
 
 ISAS = ("vnni512", "avx2", "portable")
 FORMATS = tuple(LAYOUTS)
-MAX_ROWS = 8
 _RECORD = 48
 _PREFETCH = {
     "avx2": ({1: 1024, 2: 1536}, 2048, 0),

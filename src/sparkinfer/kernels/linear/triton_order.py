@@ -15,6 +15,7 @@ import triton.language as tl
 
 from sparkinfer.backend.cuda import CudaRecorder, Launch
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.triton_halves import unit_row
 
 SPAN = 256  # columns: what a turn of those products' loop takes
 ENOUGH = 512  # rows from which on products take them
@@ -41,11 +42,7 @@ class Ordered:
 @triton.jit
 def store_ordered(row, value, halves, stride, scales, BLOCK: tl.constexpr):
     """Write a whole row, whose columns beyond the last are zero, as `stride` columns."""
-    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # a NaN is the largest
-    top = tl.max(bits, 0).to(tl.float32, bitcast=True)
-    tl.store(scales + row, top)
-    inverse = tl.where(top > 1e-36, 1.0 / top, 0.0)
-    columns = tl.reshape((value * inverse).to(tl.float16), [BLOCK // 128, 4, 2, 4, 2, 2])
+    columns = tl.reshape(unit_row(value, scales + row), [BLOCK // 128, 4, 2, 4, 2, 2])
     places = tl.reshape(tl.permute(columns, (0, 2, 3, 4, 1, 5)), [BLOCK])
     k = tl.arange(0, BLOCK)
     tl.store(halves + row.to(tl.int64) * stride + k, places, mask=k < stride)

@@ -23,6 +23,7 @@ from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.linear.triton_order import ordered_rows
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
+from sparkinfer.kernels.triton_halves import unit_row
 from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_decode, weight_load
 
 GROUPS = 4  # of 32 columns in a step
@@ -41,16 +42,9 @@ def halve_kernel(x, x_stride, target, target_stride, scales, width, padded, BLOC
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     value = tl.load(x + row * x_stride + k, mask=k < width, other=0.0)
-    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # a NaN is the largest
-    top = tl.max(bits, 0).to(tl.float32, bitcast=True)
-    tl.store(scales + row, top)
-    inverse = tl.where(top > 1e-36, 1.0 / top, 0.0)
+    halves = unit_row(value, scales + row)
     place = (k // 32) * 16 + k % 16 + ((k // 16) % 2) * (padded // 2)
-    tl.store(
-        target + row.to(tl.int64) * target_stride + place,
-        (value * inverse).to(tl.float16),
-        mask=k < padded,
-    )
+    tl.store(target + row.to(tl.int64) * target_stride + place, halves, mask=k < padded)
 
 
 @triton.jit
