@@ -114,17 +114,8 @@ def _moved(
 
 @instruction(NOTHING, *[WORD] * 7, literals=2)
 def _score_blocks(
-    b: Any,
-    n: int,
-    isa: int,
-    q: Any,
-    keys: Any,
-    scales: Any,
-    size: Any,
-    values: Any,
-    out: Any,
-    stride: Any,
-) -> None:
+    b: Any, n: int, isa: int, q: Any, keys: Any, scales: Any, size: Any, values: Any, out: Any, stride: Any,
+) -> None:  # fmt: skip
     """out[i, 0..15] = q[i] . keys[0..15] for `n` rows of 16-bit numbers, 4 `size` bytes apart, that are followed
     by their scales. Asks for the next keys and for the `values` of these positions.
     """
@@ -170,16 +161,8 @@ def _score_blocks(
 
 @instruction(NOTHING, *[WORD] * 5, literals=3)
 def _value_blocks(
-    b: Any,
-    n: int,
-    halves: int,
-    isa: int,
-    weights: Any,
-    factors: Any,
-    codes: Any,
-    out: Any,
-    stride: Any,
-) -> None:
+    b: Any, n: int, halves: int, isa: int, weights: Any, factors: Any, codes: Any, out: Any, stride: Any,
+) -> None:  # fmt: skip
     """out[i, 0..] += factors[i] * sum over 32 positions of weights[i, t] * codes[t, 0..] for 16 or (`halves` 2) 32
     dimensions of a block. Weights are 16-bit numbers, `WEIGHTS` bytes a query; factors float32.
     """
@@ -324,18 +307,9 @@ def _loops(isa: int) -> Any:
 
     @inner
     def group(
-        n: int,
-        q: int,
-        keys: int,
-        key_scales: int,
-        values: int,
-        value_scales: int,
-        size: int,
-        bounds: int,
-        scores: int,
-        results: int,
-        weights: int,
-    ) -> None:
+        n: int, q: int, keys: int, key_scales: int, values: int, value_scales: int, size: int, bounds: int,
+        scores: int, results: int, weights: int,
+    ) -> None:  # fmt: skip
         """n quantised queries at `q`, one of which at least sees a key of the split. `bounds` holds two int64 a query
         (it sees the split's positions low .. count), `results` a partial result a query.
         """

@@ -121,15 +121,8 @@ def _loops(wide: int) -> Any:
 
     @inner
     def group(
-        n: int,
-        q: int,
-        keys: int,
-        values: int,
-        size: int,
-        bounds: int,
-        scores: int,
-        results: int,
-    ) -> None:
+        n: int, q: int, keys: int, values: int, size: int, bounds: int, scores: int, results: int,
+    ) -> None:  # fmt: skip
         """n queries at `q`, one of which at least sees a key of the split. `bounds` holds two int64 a query (it sees
         the split's positions low .. count), `results` a partial result a query.
         """
@@ -158,17 +151,9 @@ def _loops(wide: int) -> Any:
         while d < size:
             pair = n <= 3 and d + 16 < size
             weighted(
-                n,
-                pair,
-                scores + 4 * begin,
-                values + begin * size * item + d * item,
-                size * item,
-                low - begin,
-                common - begin,
-                most - begin,
-                results + 4 * d,
-                result_bytes,
-            )
+                n, pair, scores + 4 * begin, values + begin * size * item + d * item, size * item, low - begin,
+                common - begin, most - begin, results + 4 * d, result_bytes,
+            )  # fmt: skip
             d += 32 if pair else 16
 
     return group

@@ -58,20 +58,8 @@ def _expert_tiles(
     full = load_i64(kernels + 64)
     rest = load_i64(kernels + 8 * (rows & 7))
     run_tiles(
-        start,
-        size,
-        panel,
-        group_stride,
-        blocks,
-        out,
-        stride,
-        tiles,
-        rows,
-        full,
-        rest,
-        0,
-        load_i64(weight + 24),
-    )
+        start, size, panel, group_stride, blocks, out, stride, tiles, rows, full, rest, 0, load_i64(weight + 24),
+    )  # fmt: skip
 
 
 # ---- hidden = silu(gate) * up

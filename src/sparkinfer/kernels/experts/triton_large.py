@@ -173,38 +173,19 @@ def pair_halves(
     lo, hi, s_lo, m_lo, s_hi, m_hi = tile_codes(graw, GBITS, GMODE, GZERO)
     ulo, uhi, us_lo, um_lo, us_hi, um_hi = tile_codes(uraw, UBITS, UMODE, UZERO)
     first = to_halves(
-        _mixed(lo, ulo, G, B),
-        _mixed(s_lo, us_lo, G, B),
-        _mixed(m_lo, um_lo, G, B),
-        SIGNED,
-        G,
-        2 * B,
-    )
+        _mixed(lo, ulo, G, B), _mixed(s_lo, us_lo, G, B), _mixed(m_lo, um_lo, G, B), SIGNED, G, 2 * B,
+    )  # fmt: skip
     second = to_halves(
-        _mixed(hi, uhi, G, B),
-        _mixed(s_hi, us_hi, G, B),
-        _mixed(m_hi, um_hi, G, B),
-        SIGNED,
-        G,
-        2 * B,
-    )
+        _mixed(hi, uhi, G, B), _mixed(s_hi, us_hi, G, B), _mixed(m_hi, um_hi, G, B), SIGNED, G, 2 * B,
+    )  # fmt: skip
     return in_order(first, second, G, 2 * B)
 
 
 @triton.jit
 def load_tile(
-    w,
-    total,
-    row,
-    left,
-    k,
-    groups,
-    BITS: tl.constexpr,
-    MODE: tl.constexpr,
-    G: tl.constexpr,
-    B: tl.constexpr,
-    EVEN: tl.constexpr,
-):
+    w, total, row, left, k, groups,
+    BITS: tl.constexpr, MODE: tl.constexpr, G: tl.constexpr, B: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
     g = k + tl.arange(0, G)[:, None]
     n = tl.arange(0, B)[None, :]
     return weight_load(w, total, row, n, g, groups, 1, (g < groups) & (n < left), BITS, MODE, EVEN)

@@ -93,17 +93,9 @@ def prepare_all_job(args: int, chunk: int, thread: int) -> None:
 
 @inner
 def _update(
-    state: int,
-    target: int,
-    size: int,
-    decay: float,
-    key: int,
-    query: int,
-    value: int,
-    gate: float,
-    delta: int,
+    state: int, target: int, size: int, decay: float, key: int, query: int, value: int, gate: float, delta: int,
     out: int,
-) -> None:
+) -> None:  # fmt: skip
     """One row on 16 columns: read the state at `state`, write it at `target`, the 16 deltas and outputs beside."""
     d = splat(decay)
     a0 = splat(_ZERO)

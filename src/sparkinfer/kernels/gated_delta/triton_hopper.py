@@ -140,14 +140,8 @@ def state_kernel(
         gl.thread_barrier()
         mbarrier.expect(bars.index(1), BIG, pred=on)
         copy_parts(
-            queries,
-            ((chunk + 1) * KEY_HEADS + key_head) * 2 * CHUNK,
-            bars.index(1),
-            q_high,
-            q_low,
-            CHUNK,
-            on,
-        )
+            queries, ((chunk + 1) * KEY_HEADS + key_head) * 2 * CHUNK, bars.index(1), q_high, q_low, CHUNK, on,
+        )  # fmt: skip
         result = result * scale[None, :]
         mbarrier.wait(bars.index(3), phase, deps=(p_high, p_low))
         c_high, c_low = gl.convert_layout(c_high, CO), gl.convert_layout(c_low, CO)

@@ -71,20 +71,10 @@ def linear_chunk(args: int, chunk: int, thread: int) -> None:
     last = tiles * (chunk + 1) // chunks
     tile_bytes, lanes = load_i64(args + 8), load_i64(args + 112)
     run_tiles(
-        load_i64(args) + first * tile_bytes,
-        tile_bytes,
-        load_i64(args + 16) + thread * load_i64(args + 24),
-        load_i64(args + 32),
-        load_i64(args + 40),
-        load_i64(args + 48) + first * lanes * 4,
-        load_i64(args + 56),
-        last - first,
-        load_i64(args + 80),
-        load_i64(args + 88),
-        load_i64(args + 96),
-        load_i64(args + 104),
-        lanes,
-    )
+        load_i64(args) + first * tile_bytes, tile_bytes, load_i64(args + 16) + thread * load_i64(args + 24),
+        load_i64(args + 32), load_i64(args + 40), load_i64(args + 48) + first * lanes * 4, load_i64(args + 56),
+        last - first, load_i64(args + 80), load_i64(args + 88), load_i64(args + 96), load_i64(args + 104), lanes,
+    )  # fmt: skip
 
 
 @job

@@ -387,15 +387,9 @@ class _Emitter:
         return self.b.bitcast(self.b.shl(bits, constant_vector(I32, self.lanes, 16)), self.floats)
 
     def loop(
-        self,
-        weight: ir.Value,
-        panel: ir.Value,
-        blocks: ir.Value,
-        out: ir.Value,
-        stride: ir.Value,
-        tiles: ir.Value,
+        self, weight: ir.Value, panel: ir.Value, blocks: ir.Value, out: ir.Value, stride: ir.Value, tiles: ir.Value,
         add: ir.Value,
-    ) -> None:
+    ) -> None:  # fmt: skip
         b, layout = self.b, self.layout
         n_chains = self.rows * (2 if layout.floats else 1)
         chains = [variable(b, self.floats) for _ in range(n_chains)]
@@ -453,18 +447,7 @@ def tile_kernel(format_name: str, rows: int, isa: str, lanes: int, reuse: bool =
 
     def tiles_of(weight, panel, blocks, out, stride, tiles, add):  # type: ignore[no-untyped-def]
         _tile_loop(
-            layout_index,
-            rows,
-            isa_index,
-            lanes,
-            again,
-            weight,
-            panel,
-            blocks,
-            out,
-            stride,
-            tiles,
-            add,
-        )
+            layout_index, rows, isa_index, lanes, again, weight, panel, blocks, out, stride, tiles, add,
+        )  # fmt: skip
 
     return Kernel(tiles_of, 7)

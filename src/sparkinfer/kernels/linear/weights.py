@@ -74,16 +74,8 @@ def pack_weight(
     for index in range(experts):
         target[index] = pack(format_name, per_expert[index], outputs, inputs, lanes)
     return PackedWeight(
-        format_name,
-        outputs,
-        inputs,
-        lanes,
-        tiles,
-        tile_bytes,
-        int(array.ctypes.data),
-        array,
-        experts,
-    )
+        format_name, outputs, inputs, lanes, tiles, tile_bytes, int(array.ctypes.data), array, experts,
+    )  # fmt: skip
 
 
 def pack_pair(

@@ -47,15 +47,8 @@ def _normed(source: int, norm: int, scale: float, i: int) -> Any:
 
 @inner
 def _turn_fast(
-    source: int,
-    norm: int,
-    scale: float,
-    table: int,
-    size: int,
-    rotated: int,
-    paired: int,
-    target: int,
-) -> None:
+    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int,
+) -> None:  # fmt: skip
     """A head whose rotated part, or each half of it, is a whole number of vectors."""
     half = rotated >> 1
     for i in range(0, size, 16):
@@ -71,15 +64,8 @@ def _turn_fast(
 
 @inner
 def _turn_slow(
-    source: int,
-    norm: int,
-    scale: float,
-    table: int,
-    size: int,
-    rotated: int,
-    paired: int,
-    target: int,
-) -> None:
+    source: int, norm: int, scale: float, table: int, size: int, rotated: int, paired: int, target: int,
+) -> None:  # fmt: skip
     """Any head, one dimension at a time."""
     half = rotated >> 1
     for i in range(size):
@@ -97,15 +83,8 @@ def _turn_slow(
 
 @inner
 def _turn(
-    source: int,
-    norm: int,
-    eps: float,
-    table: int,
-    size: int,
-    rotated: int,
-    paired: int,
-    target: int,
-) -> None:
+    source: int, norm: int, eps: float, table: int, size: int, rotated: int, paired: int, target: int,
+) -> None:  # fmt: skip
     scale = _norm_scale(source, size, eps) if norm != 0 else _ONE
     if rotated % 16 == 0 and (paired or rotated % 32 == 0):
         _turn_fast(source, norm, scale, table, size, rotated, paired, target)

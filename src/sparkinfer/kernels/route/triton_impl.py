@@ -163,16 +163,8 @@ def entries_kernel(counts, table, pairs, experts, E: tl.constexpr):
 
 @triton.jit
 def slots_kernel(
-    ids,
-    counts,
-    table,
-    slot_pairs,
-    pairs,
-    entries,
-    USED: tl.constexpr,
-    E: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    ids, counts, table, slot_pairs, pairs, entries, USED: tl.constexpr, E: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Number the slots of this program's expert."""
     e = tl.program_id(0)
     base = tl.load(counts + E + e)

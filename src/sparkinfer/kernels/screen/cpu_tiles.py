@@ -134,15 +134,9 @@ class _CoarseEmitter(_Emitter):
         self.b.call(ir.InlineAsm(kind, "", "~{memory}", side_effect=True), [])
 
     def loop(
-        self,
-        weight: ir.Value,
-        panel: ir.Value,
-        blocks: ir.Value,
-        out: ir.Value,
-        stride: ir.Value,
-        tiles: ir.Value,
+        self, weight: ir.Value, panel: ir.Value, blocks: ir.Value, out: ir.Value, stride: ir.Value, tiles: ir.Value,
         add: ir.Value,
-    ) -> None:
+    ) -> None:  # fmt: skip
         b = self.b
         size = b.mul(blocks, self.i64(scale_and_code_bytes(self.lanes)))
         size = b.and_(b.add(size, self.i64(63)), self.i64(-64))
