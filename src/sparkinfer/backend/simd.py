@@ -98,6 +98,15 @@ def prefetch_value(builder: ir.IRBuilder, address: ir.Value, locality: int) -> N
     builder.call(function, [pointer, *(ir.Constant(I32, v) for v in (0, locality, 1))])
 
 
+def offset(
+    builder: ir.IRBuilder, base: ir.Value, index: ir.Value | int, size: ir.Value | int
+) -> ir.Value:
+    """The address of an item of `size` bytes."""
+    index = ir.Constant(I64, index) if isinstance(index, int) else index
+    size = ir.Constant(I64, size) if isinstance(size, int) else size
+    return builder.add(base, builder.mul(index, size))
+
+
 def same_address(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """`address`, which LLVM takes for another one: what was loaded there is loaded again, not kept in a register."""
     return builder.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [address], False)

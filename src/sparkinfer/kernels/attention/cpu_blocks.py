@@ -34,6 +34,7 @@ from sparkinfer.backend.simd import (
     loop_over,
     max_lanes,
     maximum,
+    offset,
     prefetch_value,
     splat,
     splat_value,
@@ -104,14 +105,6 @@ class _Pairs:
         return self.b.sitofp(value, vector(F32, self.lanes))
 
 
-def _moved(
-    b: ir.IRBuilder, base: ir.Value, index: ir.Value | int, size: ir.Value | int
-) -> ir.Value:
-    index = ir.Constant(I64, index) if isinstance(index, int) else index
-    size = ir.Constant(I64, size) if isinstance(size, int) else size
-    return b.add(base, b.mul(index, size))
-
-
 @instruction(NOTHING, *[WORD] * 7, literals=2)
 def _score_blocks(
     b: Any, n: int, isa: int, q: Any, keys: Any, scales: Any, size: Any, values: Any, out: Any, stride: Any,
@@ -125,14 +118,14 @@ def _score_blocks(
     sums = pairs.chains(n * pairs.parts, pairs.integers())
     row_bytes = b.mul(size, ir.Constant(I64, 4))
     tile_bytes = b.mul(size, ir.Constant(I64, 16))
-    q_scales = _moved(b, q, size, 2)
+    q_scales = offset(b, q, size, 2)
 
     def step(block: ir.Value, pair: ir.Value) -> None:
-        at = _moved(b, _moved(b, keys, block, 512), pair, 32)
+        at = offset(b, offset(b, keys, block, 512), pair, 32)
         codes = [pairs.codes(at, part) for part in range(pairs.parts)]
-        source = _moved(b, _moved(b, q, block, 64), pair, 4)
+        source = offset(b, offset(b, q, block, 64), pair, 4)
         for i in range(n):
-            factor = pairs.factor(_moved(b, source, i, row_bytes))
+            factor = pairs.factor(offset(b, source, i, row_bytes))
             for part in range(pairs.parts):
                 chain = sums[i * pairs.parts + part]
                 b.store(pairs.dot(b.load(chain), codes[part], factor), chain)
@@ -141,21 +134,21 @@ def _score_blocks(
         pairs.clear(sums, pairs.integers())
         with loop_over(b, ir.Constant(I64, 8)) as index:
             for base in (b.add(keys, tile_bytes), values):
-                prefetch_value(b, _moved(b, _moved(b, base, block, 512), index, 64), 3)
+                prefetch_value(b, offset(b, offset(b, base, block, 512), index, 64), 3)
             for odd in range(2):
                 step(block, b.add(b.shl(index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
         for part in range(pairs.parts):
-            at = _moved(b, scales, block, 32)
-            half = load_value(b, _moved(b, at, part, 2 * pairs.lanes), vector(F16, pairs.lanes), 2)
+            at = offset(b, scales, block, 32)
+            half = load_value(b, offset(b, at, part, 2 * pairs.lanes), vector(F16, pairs.lanes), 2)
             scale = b.fpext(half, vector(F32, pairs.lanes))
             for i in range(n):
                 place = i * pairs.parts + part
-                own = load_value(b, _moved(b, _moved(b, q_scales, i, row_bytes), block, 4), F32, 4)
+                own = load_value(b, offset(b, offset(b, q_scales, i, row_bytes), block, 4), F32, 4)
                 both = b.fmul(scale, splat_value(b, own, pairs.lanes))
                 value = pairs.floats(b.load(sums[place]))
                 b.store(fma_value(b, value, both, b.load(totals[place])), totals[place])
     for place, total in enumerate(totals):
-        at = _moved(b, _moved(b, out, place // pairs.parts, stride), place % pairs.parts, 32)
+        at = offset(b, offset(b, out, place // pairs.parts, stride), place % pairs.parts, 32)
         store_value(b, at, b.load(total), 4)
 
 
@@ -171,10 +164,10 @@ def _value_blocks(
     sums = pairs.chains(n * parts, pairs.integers())
 
     def step(pair: ir.Value) -> None:
-        row = _moved(b, codes, pair, 64)
+        row = offset(b, codes, pair, 64)
         values = [pairs.codes(row, part) for part in range(parts)]
         for i in range(n):
-            factor = pairs.factor(_moved(b, b.add(weights, ir.Constant(I64, i * WEIGHTS)), pair, 4))
+            factor = pairs.factor(offset(b, b.add(weights, ir.Constant(I64, i * WEIGHTS)), pair, 4))
             for part in range(parts):
                 chain = sums[i * parts + part]
                 b.store(pairs.dot(b.load(chain), values[part], factor), chain)
@@ -188,7 +181,7 @@ def _value_blocks(
             b, load_value(b, b.add(factors, ir.Constant(I64, 4 * i)), F32, 4), pairs.lanes
         )
         for part in range(parts):
-            at = _moved(b, _moved(b, out, i, stride), part, 4 * pairs.lanes)
+            at = offset(b, offset(b, out, i, stride), part, 4 * pairs.lanes)
             value = pairs.floats(b.load(sums[i * parts + part]))
             store_value(b, at, fma_value(b, value, factor, load_value(b, at, kind, 4)), 4)
 

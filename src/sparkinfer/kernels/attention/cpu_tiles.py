@@ -14,6 +14,7 @@ from sparkinfer.backend.simd import (
     fma_value,
     load_value,
     loop_over,
+    offset,
     prefetch_value,
     same_address,
     splat_value,
@@ -35,14 +36,6 @@ def _chains(builder: ir.IRBuilder, count: int) -> list[Any]:
     for chain in chains:
         builder.store(constant_vector(F32, 16, 0.0), chain)
     return chains
-
-
-def _offset(
-    builder: ir.IRBuilder, base: ir.Value, index: ir.Value | int, size: ir.Value | int
-) -> ir.Value:
-    index = ir.Constant(I64, index) if isinstance(index, int) else index
-    size = ir.Constant(I64, size) if isinstance(size, int) else size
-    return builder.add(base, builder.mul(index, size))
 
 
 def _sources(builder: ir.IRBuilder, address: ir.Value, count: int) -> list[ir.Value]:
@@ -68,25 +61,25 @@ def score_tile(
 
     def step(d: ir.Value) -> None:
         for t, (source, of_tile) in enumerate(zip(sources, chains, strict=True)):
-            key = _cached(b, _offset(b, _offset(b, keys, t, tile_bytes), d, item), is_wide)
+            key = _cached(b, offset(b, offset(b, keys, t, tile_bytes), d, item), is_wide)
             for i, chain in enumerate(of_tile):
-                x = load_value(b, _offset(b, _offset(b, source, i, row_bytes), d, 4), F32, 4)
+                x = load_value(b, offset(b, offset(b, source, i, row_bytes), d, 4), F32, 4)
                 b.store(fma_value(b, splat_value(b, x, 16), key, b.load(chain)), chain)
 
     with loop_over(b, b.lshr(size, ir.Constant(I64, 1))) as index:
         line = b.mul(index, ir.Constant(I64, 2 * item))
         for t in range(n_tiles):
             for base in (
-                _offset(b, keys, n_tiles + t, tile_bytes),
-                _offset(b, values, t, tile_bytes),
+                offset(b, keys, n_tiles + t, tile_bytes),
+                offset(b, values, t, tile_bytes),
             ):
                 for half in range(0, 2 * item, 64):
-                    prefetch_value(b, _offset(b, b.add(base, line), half, 1), 3)
+                    prefetch_value(b, offset(b, b.add(base, line), half, 1), 3)
         for odd in range(2):
             step(b.add(b.shl(index, ir.Constant(I64, 1)), ir.Constant(I64, odd)))
     for t, of_tile in enumerate(chains):
         for i, chain in enumerate(of_tile):
-            store_value(b, _offset(b, _offset(b, out, i, stride), t, 64), b.load(chain), 4)
+            store_value(b, offset(b, offset(b, out, i, stride), t, 64), b.load(chain), 4)
 
 
 @instruction(NOTHING, *[WORD] * 9, literals=3)
@@ -104,11 +97,11 @@ def value_tile(
     sources = _sources(b, weights, n_blocks)
 
     def step(t: ir.Value, guarded: bool) -> None:
-        row = _offset(b, values, t, row_bytes)
+        row = offset(b, values, t, row_bytes)
         for block, (source, of_block) in enumerate(zip(sources, chains, strict=True)):
-            value = _cached(b, _offset(b, row, block, item), is_wide)
+            value = _cached(b, offset(b, row, block, item), is_wide)
             for i, chain in enumerate(of_block):
-                x = load_value(b, _offset(b, _offset(b, source, i, stride), t, 4), F32, 4)
+                x = load_value(b, offset(b, offset(b, source, i, stride), t, 4), F32, 4)
                 before = b.load(chain)
                 after = fma_value(b, splat_value(b, x, 16), value, before)
                 if guarded:
@@ -124,5 +117,5 @@ def value_tile(
         step(b.add(common, index), guarded=True)
     for block, of_block in enumerate(chains):
         for i, chain in enumerate(of_block):
-            target = _offset(b, _offset(b, out, i, out_stride), block, 64)
+            target = offset(b, offset(b, out, i, out_stride), block, 64)
             store_value(b, target, b.load(chain), 4)
