@@ -30,7 +30,7 @@ def allowed_cores(cpu_root: Path = _CPU) -> int:
 
 def _siblings(topology: Path) -> str | None:
     for name in ("core_cpus_list", "thread_siblings_list"):
-        if (text := _read(topology / name)) is not None:
+        if (text := read(topology / name)) is not None:
             return text
     return None
 
@@ -39,10 +39,10 @@ def cpu_quota(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")
     """Return the control group's CPU limit in cores, None without one (versions 1 and 2)."""
     limits = []
     for folder in _cgroup_folders(root, membership):
-        quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
+        quota, _, period = (read(folder / "cpu.max") or "max").partition(" ")
         if quota == "max":
-            quota = _read(folder / "cpu.cfs_quota_us") or "-1"
-            period = _read(folder / "cpu.cfs_period_us") or "100000"
+            quota = read(folder / "cpu.cfs_quota_us") or "-1"
+            period = read(folder / "cpu.cfs_period_us") or "100000"
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
@@ -53,7 +53,7 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
     limits = []
     for folder in _cgroup_folders(root, membership):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name) or "max"
+            text = read(folder / name) or "max"
             if text.isdigit() and int(text) < 2**60:  # version 1 writes a huge number for none
                 limits.append(int(text))
     return min(limits, default=None)
@@ -62,7 +62,7 @@ def memory_limit(root: Path = _CGROUP, membership: Path = Path("/proc/self/cgrou
 def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
     """Return this process's groups and their parents, limits of all of which apply."""
     folders: dict[Path, None] = {}
-    for line in (_read(membership) or "").splitlines():
+    for line in (read(membership) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         base = root / controllers if controllers else root
@@ -112,14 +112,15 @@ def memory_total() -> int:
 
 def cpu_model() -> str:
     """Return the CPU's name as the operating system gives it."""
-    for line in (_read(Path("/proc/cpuinfo")) or "").splitlines():
+    for line in (read(Path("/proc/cpuinfo")) or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model", "Hardware"):
             return value.strip()
     return platform.processor() or platform.machine()
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
+    """A file of the system, or None: it is not there, or not for us."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

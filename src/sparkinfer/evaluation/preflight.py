@@ -78,19 +78,19 @@ def _cpu() -> Iterator[Check]:
 
 
 def _governor() -> str | None:
-    governors = {_read(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    governors = {machine.read(path) for path in _CPU.glob("cpu[0-9]*/cpufreq/scaling_governor")}
     found = sorted(filter(None, governors))
     return " ".join(found) or None
 
 
 def _clocks() -> list[float]:
-    lines = (_read(Path("/proc/cpuinfo")) or "").splitlines()
+    lines = (machine.read(Path("/proc/cpuinfo")) or "").splitlines()
     found = [line.partition(":")[2] for line in lines if line.startswith("cpu MHz")]
     return [float(value) for value in found]
 
 
 def _virtual() -> bool:
-    return " hypervisor" in (_read(Path("/proc/cpuinfo")) or "")
+    return " hypervisor" in (machine.read(Path("/proc/cpuinfo")) or "")
 
 
 def _other_work() -> Iterator[Check]:
@@ -244,13 +244,6 @@ def _gpus(gpus: Sequence[Mapping[str, str]]) -> Iterator[Check]:
         note = "something else uses the device" if busy else ""
         value = f"{gpu['utilization.gpu']} %, {gpu['memory.used']} MiB in use"
         yield _check(f"gpu {number} other work", value, "warn" if busy else "ok", note)
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def _gib(n_bytes: int) -> str:
