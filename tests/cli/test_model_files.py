@@ -123,7 +123,10 @@ def test_doctor_says_whether_a_draft_fits(capsys: Any) -> None:
 def test_a_draft_is_no_model(capsys: Any) -> None:
     draft = Path(__file__).parents[2] / "examples" / "hybrid-demo" / "draft.gguf"
     assert run("run", "-m", str(draft), "hi") == 65
-    assert "draft.gguf is a draft; give the model it was trained for" in capsys.readouterr().err
+    assert run("inspect", str(draft)) == 0
+    out, err = capsys.readouterr()
+    assert "no: a draft; -md takes it" in out
+    assert "draft.gguf is a draft; give the model it was trained for" in err
 
 
 def test_pull_checks_a_local_file(capsys: Any) -> None:

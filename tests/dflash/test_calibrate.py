@@ -318,7 +318,7 @@ def parts(monkeypatch, tmp_path):
 
 def test_costs_are_kept_and_read_back(parts):
     first, again = parts.costs(), parts.costs()
-    assert first.origin == "measured now: nothing measured yet" and again.origin == "read back"
+    assert first.origin == "measured now: nothing was kept" and again.origin == "read back"
     assert parts.runs == 1
     assert again.step(8, "window", 100) == pytest.approx(first.step(8, "window", 100))
 

@@ -183,7 +183,7 @@ def test_a_table_that_makes_no_sense_is_refused(lengths, plain, steps):
 
 
 def test_what_is_kept_is_read_back(tmp_path):
-    assert load_costs(tmp_path, FINGERPRINT) == (None, "nothing measured yet")
+    assert load_costs(tmp_path, FINGERPRINT) == (None, "nothing was kept")
     assert save_costs(tmp_path, FINGERPRINT, table()) is None
     again, reason = load_costs(tmp_path, FINGERPRINT)
     assert again is not None and again.origin == "read back"
@@ -195,7 +195,7 @@ def test_what_is_kept_is_read_back(tmp_path):
 def test_another_machine_or_plan_has_another_file(tmp_path):
     save_costs(tmp_path, FINGERPRINT, table())
     for other in ({**FINGERPRINT, "cores": 4}, {**FINGERPRINT, "target": {"kernels": "abd"}}):
-        assert load_costs(tmp_path, other) == (None, "nothing measured yet")
+        assert load_costs(tmp_path, other) == (None, "nothing was kept")
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,9 @@ def test_the_cheapest_path_is_taken_and_a_path_that_refuses_is_left():
     assert policy.choose(0, 100).path == "compact"
     wide = POLICIES["fixed"](Setup(table, 15, 8, 7))
     wide.begin(0)
-    assert wide.choose(0, 100) == Decision(8, "window", "fixed by SPARKINFER_DFLASH_PROPOSALS=7")
+    assert wide.choose(0, 100) == Decision(
+        8, "window", "fixed: 7 drafted in every step (--draft-max)"
+    )
 
 
 @pytest.mark.parametrize("proposals", [8, 15])

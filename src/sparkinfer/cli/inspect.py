@@ -91,9 +91,12 @@ def _by_type(infos: list["TensorInfo"]) -> list[dict[str, Any]]:
 
 def _why_not(file: "GGUFFile") -> str:
     """Return why the file cannot be run, "" where nothing speaks against it without loading it."""
+    from sparkinfer.dflash.config_gguf import is_draft
     from sparkinfer.errors import SparkError
     from sparkinfer.models import ARCHITECTURES
 
+    if is_draft(file):
+        return "no: a draft; -md takes it, with the model it was trained for"
     try:
         ARCHITECTURES.target(file.architecture)
         file.require_decodable(list(file.tensors))

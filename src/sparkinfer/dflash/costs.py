@@ -357,7 +357,7 @@ def load_costs(cache_dir: Path, fingerprint: Mapping[str, Any]) -> tuple[CostTab
             return None, f"{path.name} was measured for something else"
         return CostTable.from_json(data["costs"], origin="read back"), f"{path.name}"
     except FileNotFoundError:
-        return None, "nothing measured yet"
+        return None, "nothing was kept"
     except (OSError, UnicodeDecodeError) as error:
         return None, f"{path.name} cannot be read ({error.__class__.__name__})"
     except (ValueError, KeyError, TypeError, AttributeError) as error:

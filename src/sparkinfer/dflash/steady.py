@@ -50,7 +50,7 @@ class Fixed(Learner):
         offer = self.offers(length, min(self.depth + 1, limit))[-1]
         if offer.width == 1:
             return self.take(offer, ONE_ROW)
-        return self.take(offer, f"fixed by SPARKINFER_DFLASH_PROPOSALS={self.depth}")
+        return self.take(offer, f"fixed: {self.depth} drafted in every step (--draft-max)")
 
     def expected_speedup(self) -> float:
         """May be below 1."""
