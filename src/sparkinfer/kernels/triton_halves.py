@@ -33,30 +33,18 @@ def unit_row(value, magnitude):
 @triton.jit
 def pairs(words, s, m, SIGNED: tl.constexpr):
     """Bytes of words times s plus m, which are words of two float16: two words of float16 pairs."""
-    if SIGNED:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 u, a, b;
-            xor.b32 u, $2, 0x80808080;
-            prmt.b32 a, u, 0x64646464, 0x4140;
-            prmt.b32 b, u, 0x64646464, 0x4342;
-            sub.rn.f16x2 a, a, $5;
-            sub.rn.f16x2 b, b, $5;
-            fma.rn.f16x2 $0, a, $3, $4;
-            fma.rn.f16x2 $1, b, $3, $4;
-            }""",
-            "=&r,=&r,r,r,r,r", [words, s, m, 0x64806480], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b;
-            prmt.b32 a, $2, 0x64646464, 0x4140;
-            prmt.b32 b, $2, 0x64646464, 0x4342;
-            sub.rn.f16x2 a, a, $5;
-            sub.rn.f16x2 b, b, $5;
-            fma.rn.f16x2 $0, a, $3, $4;
-            fma.rn.f16x2 $1, b, $3, $4;
-            }""",
-            "=&r,=&r,r,r,r,r", [words, s, m, 0x64006400], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
+    FLIP: tl.constexpr = -0x7F7F7F80 if SIGNED else 0  # signed bytes + 128
+    NONE: tl.constexpr = 0x64806480 if SIGNED else 0x64006400  # what a byte of 0 becomes
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 u, a, b;
+        xor.b32 u, $2, $5;
+        prmt.b32 a, u, 0x64646464, 0x4140;
+        prmt.b32 b, u, 0x64646464, 0x4342;
+        sub.rn.f16x2 a, a, $6;
+        sub.rn.f16x2 b, b, $6;
+        fma.rn.f16x2 $0, a, $3, $4;
+        fma.rn.f16x2 $1, b, $3, $4;
+        }""",
+        "=&r,=&r,r,r,r,r,r", [words, s, m, FLIP, NONE], dtype=(tl.int32, tl.int32), is_pure=True, pack=1,
+    )  # fmt: skip

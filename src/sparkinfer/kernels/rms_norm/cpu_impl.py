@@ -19,13 +19,19 @@ from sparkinfer.kernels.cpu_activation import activation_args, quantise_row
 
 
 @inner
-def norm_row(source: int, weight: int, target: int, width: int, eps: float) -> None:
-    """float32 row at `source` to `target`; both may be the same."""
+def norm_scale(source: int, width: int, eps: float) -> float:
+    """What a float32 row is multiplied by to have unit mean square."""
     total = splat(np.float32(0.0))
     for i in range(0, 4 * width, 64):
         value = load(source + i)
         total = fma(value, value, total)
-    scale = splat(np.float32(1.0) / sqrt_scalar(sum_lanes(total) / np.float32(width) + eps))
+    return np.float32(1.0) / sqrt_scalar(sum_lanes(total) / np.float32(width) + eps)
+
+
+@inner
+def norm_row(source: int, weight: int, target: int, width: int, eps: float) -> None:
+    """float32 row at `source` to `target`; both may be the same."""
+    scale = splat(norm_scale(source, width, eps))
     for i in range(0, 4 * width, 64):
         store(target + i, load(source + i) * scale * load(weight + i))
 

@@ -14,29 +14,18 @@ from sparkinfer.backend.simd import (
     load_f32,
     load_i64,
     splat,
-    sqrt_scalar,
     store,
     store_f16,
     store_f32,
     store_half,
-    sum_lanes,
     swap_pairs,
 )
-from sparkinfer.kernels.rms_norm.cpu_impl import float_bits
+from sparkinfer.kernels.rms_norm.cpu_impl import float_bits, norm_scale
 from sparkinfer.kernels.rope.cpu_blocks import key_blocks, value_blocks
 from sparkinfer.kernels.run_params import HEAD_BYTES, KEYS, POSITION, ROTATION, VALUES
 from sparkinfer.kernels.shapes import Heads
 
 _ONE = np.float32(1.0)
-
-
-@inner
-def _norm_scale(source: int, width: int, eps: float) -> float:
-    total = splat(np.float32(0.0))
-    for i in range(0, 4 * width, 64):
-        value = load(source + i)
-        total = fma(value, value, total)
-    return _ONE / sqrt_scalar(sum_lanes(total) / np.float32(width) + eps)
 
 
 @inner
@@ -85,7 +74,7 @@ def _turn_slow(
 def _turn(
     source: int, norm: int, eps: float, table: int, size: int, rotated: int, paired: int, target: int,
 ) -> None:  # fmt: skip
-    scale = _norm_scale(source, size, eps) if norm != 0 else _ONE
+    scale = norm_scale(source, size, eps) if norm != 0 else _ONE
     if rotated % 16 == 0 and (paired or rotated % 32 == 0):
         _turn_fast(source, norm, scale, table, size, rotated, paired, target)
     else:
