@@ -11,7 +11,7 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import bound, store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
-_WARP_LOGITS = 128  # that a warp loads at once
+_LANES = 32
 _CHUNK = 4096  # pairs that a wide program looks at in one go
 
 
@@ -28,60 +28,119 @@ def float_of(bits):
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
+def exchanges(count: int) -> tuple[tuple[int, int], ...]:
+    """Pairs of places, the first to have the larger, that order `count` values, a power of two (Batcher's odd-even
+    merge sort).
+    """
+    found = []
+    run = 1
+    while run < count:
+        step = run
+        while step:
+            for start in range(step % run, count - step, 2 * step):
+                for a in range(start, min(start + step, count - step)):
+                    if a // (2 * run) == (a + step) // (2 * run):
+                        found.append((a, a + step))
+            step //= 2
+        run *= 2
+    return tuple(found)
+
+
+@triton.jit
+def _with_two(values, A: tl.constexpr, a, B: tl.constexpr, b):
+    """The tuple with two of its places taken by others."""
+    out = ()
+    for i in tl.static_range(len(values)):
+        if i == A:
+            out = out + (a,)  # noqa: RUF005
+        elif i == B:
+            out = out + (b,)  # noqa: RUF005
+        else:
+            out = out + (values[i],)  # noqa: RUF005
+    return out
+
+
+@triton.jit
+def _exchanged(keys, ids, A: tl.constexpr, B: tl.constexpr):
+    """The larger key at A, the smaller at B; of equal ones that with the lower id at A."""
+    a, b, i, j = keys[A], keys[B], ids[A], ids[B]
+    swap = (b > a) | ((b == a) & (j < i))
+    keys = _with_two(keys, A, tl.maximum(a, b), B, tl.minimum(a, b))
+    return keys, _with_two(ids, A, tl.where(swap, j, i), B, tl.where(swap, i, j))
+
+
+@triton.jit
+def _in_order(keys, ids, PAIRS: tl.constexpr):
+    """What each lane has, the largest key first."""
+    for pair in tl.static_range(len(PAIRS)):
+        keys, ids = _exchanged(keys, ids, PAIRS[pair][0], PAIRS[pair][1])
+    return keys, ids
+
+
+@triton.jit
+def _moved_up(values, taken, LAST: tl.constexpr, COUNT: tl.constexpr):
+    """The first COUNT places of a tuple, without the first value where it was taken."""
+    out = ()
+    for i in tl.static_range(min(COUNT, len(values))):
+        if i + 1 < len(values):
+            out = out + (tl.where(taken, values[i + 1], values[i]),)  # noqa: RUF005
+        else:
+            out = out + (tl.where(taken, LAST, values[i]),)  # noqa: RUF005
+    return out
+
+
 @triton.jit
 def choose(
     logits, stride, rows, experts, weights, weights_stride,
     USED: tl.constexpr, PADDED: tl.constexpr, R: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Ids int32 [R, PADDED] of the USED largest of each row, largest first, ties to the lower id; writes their softmax.
 
-    A row's PIECES x WIDTH logits lie in one warp: 4 of each piece in a lane. The weights are summed rank by rank.
+    A row's logits lie in one warp, WIDTH of each piece side by side. A lane has its own in order, so that a rank looks
+    at the first of each lane. The weights are summed rank by rank.
     """
     LOWEST: tl.constexpr = -0x80000000  # no logit's
     r = tl.arange(0, R)[:, None]
     c = tl.arange(0, WIDTH)[None, :]
     k = tl.arange(0, PADDED)[None, :]
-    keys = ()
+    keys, ids = (), ()
     for piece in tl.static_range(PIECES):
         e = piece * WIDTH + c
         live = (r < rows) & (e < experts)
         value = tl.load(logits + r * stride + e, mask=live, other=0.0)
         keys = keys + (tl.where(live, ordered_bits(value), LOWEST),)  # noqa: RUF005
-    ids = tl.zeros([R, PADDED], tl.int32) + 0x7FFFFF
-    tops = ()
+        ids = ids + (e + r * 0,)  # noqa: RUF005
+    keys, ids = _in_order(keys, ids, PAIRS)
+    chosen = tl.zeros([R, PADDED], tl.int32)
+    powers = tl.zeros([R, PADDED], tl.float32)
+    total = tl.zeros([R, 1], tl.float32)
+    largest = total
     for rank in tl.static_range(USED):
-        most = keys[0]
-        for piece in tl.static_range(1, PIECES):
-            most = tl.maximum(most, keys[piece])
-        top = tl.max(most, 1)
-        at = tl.where(keys[0] == top[:, None], c, 0x7FFFFF)
-        for piece in tl.static_range(1, PIECES):
-            at = tl.minimum(at, tl.where(keys[piece] == top[:, None], piece * WIDTH + c, 0x7FFFFF))
-        best = tl.min(at, 1)
-        rest = ()
-        for piece in tl.static_range(PIECES):
-            rest = rest + (tl.where(piece * WIDTH + c == best[:, None], LOWEST, keys[piece]),)  # noqa: RUF005
-        keys = rest
-        ids = tl.where(k == rank, best[:, None], ids)
-        tops = tops + (float_of(top),)  # noqa: RUF005
-    total = tl.zeros([R], tl.float32)
-    powers = ()
-    for rank in tl.static_range(USED):
-        power = tl.exp(tops[rank] - tops[0])
+        top = tl.max(keys[0], 1, keep_dims=True)
+        best = tl.min(tl.where(keys[0] == top, ids[0], 0x7FFFFF), 1, keep_dims=True)
+        if rank == 0:
+            largest = float_of(top)
+        power = tl.exp(float_of(top) - largest)
         total += power
-        powers = powers + (power,)  # noqa: RUF005
-    row = tl.arange(0, R)
-    for rank in tl.static_range(USED):
-        place = weights + row * weights_stride + rank
-        tl.store(place, tl.div_rn(powers[rank], total), mask=row < rows)
-    return ids
+        powers = tl.where(k == rank, power, powers)
+        chosen = tl.where(k == rank, best, chosen)
+        if rank + 1 < USED:  # the lane that had it goes on with its next; no more of its own than ranks are left
+            taken = ids[0] == best
+            keys = _moved_up(keys, taken, LOWEST, USED - rank - 1)
+            ids = _moved_up(ids, taken, 0x7FFFFF, USED - rank - 1)
+    shares = tl.div_rn(powers, tl.broadcast_to(total, [R, PADDED]))
+    row = tl.arange(0, R)[:, None]
+    tl.store(weights + row * weights_stride + k, shares, mask=(k < USED) & (row < rows))
+    return chosen
 
 
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
     logits, stride, weights, weights_stride, slot_pairs, experts, rows,
     narrow, narrow_stride, codes, floats, q_stride,
-    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, BLOCKS: tl.constexpr,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The choice of one row of few: which expert each of its slots has.
 
@@ -92,7 +151,7 @@ def route_kernel(
     pid = tl.program_id(0)
     if pid < rows:
         _route_row(
-            pid, logits, stride, weights, weights_stride, slot_pairs, experts, USED, PADDED, WIDTH, PIECES
+            pid, logits, stride, weights, weights_stride, slot_pairs, experts, USED, PADDED, WIDTH, PIECES, PAIRS
         )  # fmt: skip
     elif BLOCKS > 0:
         row = pid - rows
@@ -105,11 +164,11 @@ def route_kernel(
 @triton.jit
 def _route_row(
     row, logits, stride, weights, weights_stride, slot_pairs, experts,
-    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     chosen = choose(
         logits + row * stride, stride, 1, experts, weights + row * weights_stride, weights_stride,
-        USED, PADDED, 1, WIDTH, PIECES,
+        USED, PADDED, 1, WIDTH, PIECES, PAIRS,
     )  # fmt: skip
     k = tl.arange(0, PADDED)[None, :]
     tl.store(slot_pairs + row * USED + k, chosen | (row << 16), mask=k < USED)
@@ -118,13 +177,13 @@ def _route_row(
 @triton.jit
 def choose_kernel(
     logits, stride, weights, weights_stride, ids, experts,
-    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    USED: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """The choice of one row of many."""
     row = tl.program_id(0)
     chosen = choose(
         logits + row * stride, stride, 1, experts, weights + row * weights_stride, weights_stride,
-        USED, PADDED, 1, WIDTH, PIECES,
+        USED, PADDED, 1, WIDTH, PIECES, PAIRS,
     )  # fmt: skip
     k = tl.arange(0, PADDED)[None, :]
     tl.store(ids + row * USED + k, chosen, mask=k < USED)
@@ -196,12 +255,13 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
     pairs, padded = rows * used, triton.next_power_of_2(experts)
     table, weights = routing.table.array, routing.weights.array
     strided = (logits.array, logits.array.stride(0), weights, weights.stride(0))
-    width = min(_WARP_LOGITS, padded)
+    width = min(_LANES, padded)
     shape = {
         "USED": used,
         "PADDED": triton.next_power_of_2(used),
         "WIDTH": width,
         "PIECES": padded // width,
+        "PAIRS": exchanges(padded // width),
     }
     if not recorder.wide:
         recorder.launch(
