@@ -74,7 +74,7 @@ def gated_order_kernel(
     heads = tl.reshape(value, [HEADS, SIZE])
     scale = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(heads * heads, 1) / SIZE + eps))
     y = tl.reshape(heads * scale[:, None], [HEADS * SIZE]) * w * silu(g)
-    store_ordered(row, y, halves, stride, scales, HEADS * SIZE)
+    store_ordered(row, y, halves, halves, stride, scales, HEADS * SIZE, False)
 
 
 def record(

@@ -7,7 +7,7 @@ to float16 (2^-11 of a value) is finer than that of the int8 blocks which few ro
 
 From `UNPACK_ROWS` rows on a weight is written out as float16 first, once: unpacking costs more than the multiplication
 does, and every tile of rows would do it again. Columns then stand in the order of `triton_order`, in which norms leave
-their rows. Float weights are multiplied in three products of rounded parts.
+their rows. Float weights are multiplied in three products of rounded parts: float16 where a norm left the rows so.
 
 Deterministic: no atomics, one chain over the width per output. Bits may differ from those for few rows.
 """
@@ -21,7 +21,14 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Buffer
 from sparkinfer.backend.cuda import CudaRecorder
-from sparkinfer.kernels.linear.triton_order import ordered_rows
+from sparkinfer.kernels.linear.triton_order import (
+    ENOUGH,
+    both_parts,
+    left_rows,
+    ordered_buffers,
+    ordered_rows,
+    record_order,
+)
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.triton_halves import unit_row
 from sparkinfer.kernels.triton_quant import bound, sigmoid, signed_byte, weight_decode, weight_load
@@ -33,6 +40,7 @@ UNPACK_ROWS = 512  # rows from which on a weight is unpacked once
 UNPACK_OUTPUTS = 256  # from which on tiles are large (and gate and up are unpacked)
 NARROW_ROWS = 64  # of a tile of fewer outputs
 STEP = 64  # columns of a step with unpacked weights
+PARTS_ROWS, PARTS_OUTPUTS = 64, 128  # of a tile of float weights in two parts
 _WEIGHT_SCALE = tl.constexpr(64.0)
 
 
@@ -189,6 +197,61 @@ def wide_float_kernel(
 
 
 @triton.jit
+def _three_products(acc, x_high, x_low, w_high, w_low):
+    """acc plus a product of numbers in two parts, that of the low parts left out. The sum is taken outside of the
+    tensor cores: their own sums lose bits.
+    """
+    part = tl.dot(x_low, w_high)
+    part = tl.dot(x_high, w_low, part)
+    return acc + tl.dot(x_high, w_high, part)
+
+
+@triton.jit
+def wide_parts_kernel(
+    x_high, x_low, x_scales, rows, w_high, w_low, w_scales, padded, total, out, out_stride,
+    ADD: tl.constexpr, M: tl.constexpr, B: tl.constexpr, REST: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """out[r, n] (+)= w[n] . x[r] of rows and weights in two float16 parts, errors about 2e-7. REST: so many outputs at
+    most come after the last whole tile, with the first one.
+    """
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    k = tl.arange(0, STEP)
+    x_at = tl.minimum(m, rows - 1).to(tl.int64)[:, None] * padded + k[None, :]
+    w_at = tl.minimum(n, total - 1).to(tl.int64)[None, :] * padded + k[:, None]
+    acc = tl.zeros([M, B], tl.float32)
+    if REST > 0:
+        late = tl.num_programs(1) * B + tl.arange(0, REST)
+        late_at = tl.minimum(late, total - 1).to(tl.int64)[None, :] * padded + k[:, None]
+        rest = tl.zeros([M, REST], tl.float32)
+    for start in range(0, bound(padded), STEP):
+        high, low = tl.load(x_high + x_at + start), tl.load(x_low + x_at + start)
+        acc = _three_products(
+            acc, high, low, tl.load(w_high + w_at + start), tl.load(w_low + w_at + start)
+        )
+        if REST > 0:
+            rest = _three_products(
+                rest, high, low, tl.load(w_high + late_at + start), tl.load(w_low + late_at + start)
+            )
+    live = m < rows
+    scale = tl.load(x_scales + m, mask=live, other=0.0)
+    at = out + m.to(tl.int64)[:, None] * out_stride
+    there = live[:, None] & (n < total)[None, :]
+    acc *= scale[:, None] * tl.load(w_scales + n, mask=n < total, other=0.0)[None, :]
+    if ADD:
+        acc += tl.load(at + n[None, :], mask=there, other=0.0)
+    tl.store(at + n[None, :], acc, mask=there)
+    if REST > 0:
+        if tl.program_id(1) == 0:
+            inside = live[:, None] & (late < total)[None, :]
+            factor = tl.load(w_scales + late, mask=late < total, other=0.0)
+            rest *= scale[:, None] * factor[None, :]
+            if ADD:
+                rest += tl.load(at + late[None, :], mask=inside, other=0.0)
+            tl.store(at + late[None, :], rest, mask=inside)
+
+
+@triton.jit
 def _placed(x, B: tl.constexpr):
     """Codes (q, w, j, i) of four groups in the order (w, j, q, i)."""
     parts = tl.permute(tl.reshape(x, [B, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
@@ -298,12 +361,39 @@ def record_wide_floats(
     """A float weight keeps its precision: a router's choices hang on it."""
     assert out.width >= weight.padded_outputs, (out.width, weight.padded_outputs)
     values = weight.words.view(_FLOATS[weight.form.bits])
+    if recorder.rows >= ENOUGH and _record_parts(recorder, x, weight, values, out, add):
+        return
     size = 64
     recorder.launch(
         wide_float_kernel, (-(-recorder.rows // size), -(-weight.padded_outputs // size)),
         x, x.stride(0), recorder.rows, weight.inputs, values, weight.groups * weight.form.group, weight.total,
         out.array, out.array.stride(0), ADD=add, B=size, M=size, STEP=32, num_warps=4, num_stages=3,
     )  # fmt: skip
+
+
+def _record_parts(
+    recorder: CudaRecorder, x: torch.Tensor, weight: TritonWeight, values: torch.Tensor, out: Buffer, add: bool
+) -> bool:  # fmt: skip
+    """The product of rows that a norm left in float16; False: none did."""
+    form = left_rows(recorder, x, recorder.rows)
+    low = None if form is None else both_parts(recorder, form)
+    if form is None or low is None:
+        return False
+    total, padded = weight.total, form.stride
+    high, scales = ordered_buffers(recorder, "float weights", total, padded)
+    rest, _ = ordered_buffers(recorder, "float weights, second part", total, padded)
+    target = high, rest, padded, scales
+    stride = weight.groups * weight.form.group
+    record_order(recorder, values, stride, total, weight.inputs, target, low=True)
+    wide = min(PARTS_OUTPUTS, max(16, triton.next_power_of_2(total + 1) // 2))
+    few = 0 < total % wide <= 16 and total > wide
+    recorder.launch(
+        wide_parts_kernel, (-(-recorder.rows // PARTS_ROWS), total // wide if few else -(-total // wide)),
+        form.halves, low, form.scales, recorder.rows, high, rest, scales, padded, total,
+        out.array, out.array.stride(0),
+        ADD=add, M=PARTS_ROWS, B=wide, REST=16 if few else 0, STEP=STEP, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return True
 
 
 def halved_input(

@@ -13,7 +13,7 @@ from sparkinfer.kernels.linear.triton_order import (
     store_ordered,
 )
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
-from sparkinfer.kernels.triton_quant import store_blocks
+from sparkinfer.kernels.triton_quant import store_row
 
 _EXACT = {"enable_fp_fusion": False}
 
@@ -44,18 +44,14 @@ def norm_row(
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
     tl.store(out + row * out_stride + k, y, mask=live)
     if QUANTISED:
-        block = tl.arange(0, BLOCK // 32)
-        groups = width // 32
-        y2 = tl.reshape(y, [BLOCK // 32, 32])
-        store_blocks(
-            codes, floats, q_stride, groups, tl.zeros_like(block) + row, block, y2, block < groups
-        )
+        store_row(codes + row * q_stride, floats + row * q_stride, width // 32, y, BLOCK // 32)
 
 
 @triton.jit
 def norm_order_kernel(
-    x, x_stride, weight, out, out_stride, halves, stride, scales, width, eps, BLOCK: tl.constexpr
-):
+    x, x_stride, weight, out, out_stride, halves, low, stride, scales, width, eps,
+    BLOCK: tl.constexpr, LOW: tl.constexpr,
+):  # fmt: skip
     """A row as float32, with the bits of `norm_row`, and as products of many rows take it."""
     release_next()
     row = tl.program_id(0)
@@ -67,7 +63,7 @@ def norm_order_kernel(
     mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * width)
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
     tl.store(out + row * out_stride + k, y, mask=live)
-    store_ordered(row, y, halves, stride, scales, BLOCK)
+    store_ordered(row, y, halves, low, stride, scales, BLOCK, LOW)
 
 
 def record(
@@ -78,13 +74,14 @@ def record(
     block = max(32, triton.next_power_of_2(width))
     if recorder.rows >= ENOUGH and width % SPAN == 0:
         halves, scales = ordered_buffers(recorder, "norms", recorder.rows, width)
+        low, _ = ordered_buffers(recorder, "norms, second part", recorder.rows, width)
         recorder.launch(
             norm_order_kernel, (recorder.rows,),
             x.array, x.array.stride(0), weight.array, out.f32.array, out.f32.array.stride(0),
-            halves, width, scales, width, eps,
-            BLOCK=block, num_warps=min(16, max(4, block // 256)), overlap=True, **_EXACT,
+            halves, low, width, scales, width, eps,
+            BLOCK=block, LOW=False, num_warps=min(16, max(4, block // 256)), overlap=True, **_EXACT,
         )  # fmt: skip
-        keep_ordered(recorder, out.f32.array, halves, scales, width, only=False)
+        keep_ordered(recorder, out.f32.array, halves, scales, width, low=low)
         return
     codes = floats = out.f32.array
     if out.q8 is not None:
