@@ -3,8 +3,9 @@
 A warp group's product takes its left side from registers and its right side from shared memory, and runs beside other
 instructions. A weight's codes, read as whole words, are a thread's part of the left side without any exchange between
 threads, because columns of the right side's rows stand in the order of `linear/triton_order.py`. So a step of 32
-columns is decoded while the one before it is multiplied, nothing of a weight goes through shared memory, and rows come
-there by asynchronous copies, in steps of 64 columns, two steps ahead.
+columns is decoded while the one before it is multiplied. Rows come into shared memory by asynchronous copies, in steps
+of 64 columns, two steps ahead, and so do a weight's main words, which each thread copies for itself alone: to read them
+ahead into registers there are too few of these.
 
 Scales and minima are rounded to float16 before they meet the codes (`triton_halves`), times 64. Sums are float32, one
 chain over the width per output: deterministic. Under Triton's interpreter there is no Gluon; `CudaBackend.warpgroups`
@@ -59,15 +60,24 @@ def _signed_byte(word, SHIFT: gl.constexpr):
 
 
 @gluon.jit
-def load_words(weight, place, k, H: gl.constexpr):
-    """Main words of four groups from k on; of 8 bits those of codes 16 H and after."""
+def words_memory(weight, R: gl.constexpr):
+    """Shared memory for the main words of twice four groups; of 8 bits codes 16 and after have a plane of their own."""
+    L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    PLANES: gl.constexpr = 2 if weight[1] == 8 else 1
+    first = gl.allocate_shared_memory(gl.int32, [PLANES, R, 4, 4], L)
+    return first, gl.allocate_shared_memory(gl.int32, [PLANES, R, 4, 4], L)
+
+
+@gluon.jit
+def copy_words(weight, target, place, k):
+    """Start the copy of the main words of four groups from k on. No barrier: a thread copies what it will read."""
     BITS: gl.constexpr = weight[1]
     _, first, groups, row, q, i = place
     MAIN: gl.constexpr = 8 if BITS == 8 else 4
-    at = (row * (groups * MAIN) + (q + k) * 4)[:, :, None] + i
-    if BITS == 8 and H == 1:
-        at += groups * 4
-    return gl.load(weight[0] + first * (groups * MAIN) + at)
+    at = weight[0] + first * (groups * MAIN) + ((row * (groups * MAIN) + q * 4)[:, :, None] + i)
+    async_copy.async_copy_global_to_shared(target.index(0), at + k * 4)
+    if BITS == 8:
+        async_copy.async_copy_global_to_shared(target.index(1), at + (k + groups) * 4)
 
 
 @gluon.jit
@@ -115,25 +125,30 @@ def load_super(weight, place, k):
 
 
 @gluon.jit
-def first_codes(weight, place):
+def first_codes(weight, place, words, W: gl.constexpr):
     """Codes of step 0 of the first 256 columns."""
     pair = load_super(weight, place, 0)
-    return load_words(weight, place, 0, 0), load_rest(weight, place, 0), pair
+    return words[0].index(0).load(W), load_rest(weight, place, 0), pair
 
 
 @gluon.jit
-def codes_after(weight, place, codes, k, coming, T: gl.constexpr):
-    """Codes of the step after step T of the 256 columns from group k on; `coming` are the next."""
-    if T % 2 == 0:  # the upper codes of the same groups
-        if weight[1] == 8:
-            return load_words(weight, place, k + 2 * T, 1), codes[1], codes[2]
-        else:
-            return codes
-    elif T == 1:
-        return load_words(weight, place, k + 4, 0), load_rest(weight, place, k + 4), codes[2]
+def load_ahead(weight, place, codes, k, coming, T: gl.constexpr):
+    """Extra words, scales and supers of the four groups after those of step T, which is even; `coming` as below."""
+    if T == 0:
+        return load_rest(weight, place, k + 4), codes[2]
     else:
-        words, rest = load_words(weight, place, coming, 0), load_rest(weight, place, coming)
-        return words, rest, load_super(weight, place, coming)
+        return load_rest(weight, place, coming), load_super(weight, place, coming)
+
+
+@gluon.jit
+def codes_after(weight, words, codes, ahead, T: gl.constexpr, W: gl.constexpr):
+    """Codes of the step after step T."""
+    if T % 2 == 1:
+        return words[(T // 2 + 1) % 2].index(0).load(W), ahead[0], ahead[1]
+    elif weight[1] == 8:  # the upper codes of the same groups
+        return words[T // 2].index(1).load(W), codes[1], codes[2]
+    else:
+        return codes
 
 
 @gluon.jit
@@ -251,22 +266,37 @@ def multiply(a, before, shared, T: gl.constexpr, P: gl.constexpr, sums):
 
 @gluon.jit
 def step(
-    sums, a, b, weights, place, codes, shared, at, k, coming, T: gl.constexpr, L: gl.constexpr, M: gl.constexpr
+    sums, a, b, weights, place, codes, ahead, words, shared, at, k, coming,
+    T: gl.constexpr, L: gl.constexpr, W: gl.constexpr, M: gl.constexpr,
 ):  # fmt: skip
     """Step T of the 256 columns from group k on: its first half is decoded in a, and b is free. Decode the second half
-    and the next step's first, and ask for what comes: that step's codes, and the rows of two steps on.
+    and the next step's first, and ask for what comes: the rows of two steps on, and once its last code is decoded, what
+    follows in the place of a step's words.
 
     The older of two copies is there for all warps: a barrier comes with the wait. A fence between copies and matrix
     instructions would wait for the younger copy too; the compiler's own pipelines have none either.
     """
-    gate = codes_after(weights[0], place, codes[0], k, coming, T)
-    up = codes_after(weights[1], place, codes[1], k, coming, T)
+    if T % 2 == 0:
+        ahead = (
+            load_ahead(weights[0], place, codes[0], k, coming, T),
+            load_ahead(weights[1], place, codes[1], k, coming, T),
+        )
     async_copy.wait_group(1)
     sums = multiply(a, b, shared, T, 0, sums)
-    copy_rows(shared, at, (T + 2) % 4, k if T < 2 else coming)
+    if T % 2 == 0:
+        copy_rows(shared, at, (T + 2) % 4, k if T < 2 else coming)
     b = left_side(weights, codes, T % 2, 1, L, M)
+    if T % 2 == 1:
+        after = gl.minimum(k + 6 + 2 * T, place[2] - 4)
+        copy_words(weights[0], words[0][T // 2], place, after)
+        copy_words(weights[1], words[1][T // 2], place, after)
+        copy_rows(shared, at, (T + 2) % 4, k if T < 2 else coming)
     sums = multiply(b, a, shared, T, 1, sums)
-    return sums, left_side(weights, (gate, up), (T + 1) % 2, 0, L, M), b, (gate, up)
+    codes = (
+        codes_after(weights[0], words[0], codes[0], ahead[0], T, W),
+        codes_after(weights[1], words[1], codes[1], ahead[1], T, W),
+    )
+    return sums, left_side(weights, codes, (T + 1) % 2, 0, L, M), b, codes, ahead
 
 
 @gluon.jit
@@ -312,16 +342,27 @@ def gated_tile(
         buffers, pointers, zeros = prepared(rows, slot + done, count - done, M, NS[n], NW)
         shared, at, sums = shared + (buffers,), at + (pointers,), sums + (zeros,)  # noqa: RUF005
         done += NS[n]
+    words = (words_memory(weights[0], M // 2), words_memory(weights[1], M // 2))
+    copy_words(weights[0], words[0][0], place, 0)
+    copy_words(weights[1], words[1][0], place, 0)
+    async_copy.commit_group()
     copy_rows(shared, at, 0, 0)
+    copy_words(weights[0], words[0][1], place, 4)
+    copy_words(weights[1], words[1][1], place, 4)
     copy_rows(shared, at, 1, 0)
-    codes = (first_codes(weights[0], place), first_codes(weights[1], place))
+    async_copy.wait_group(2)
+    codes = (
+        first_codes(weights[0], place, words[0], W),
+        first_codes(weights[1], place, words[1], W),
+    )
+    ahead = ((codes[0][1], codes[0][2]), (codes[1][1], codes[1][2]))
     a = left_side(weights, codes, 0, 0, L, M)
     b = a
     for k in range(0, groups, 8):
         coming = gl.minimum(k + 8, groups - 8)
         for T in gl.static_range(4):
-            sums, a, b, codes = step(
-                sums, a, b, weights, place, codes, shared, at, k, coming, T, L, M
+            sums, a, b, codes, ahead = step(
+                sums, a, b, weights, place, codes, ahead, words, shared, at, k, coming, T, L, W, M
             )
     async_copy.wait_group(0)
     sums = warpgroup_mma_wait(0, deps=sums + (b,))  # noqa: RUF005

@@ -14,7 +14,8 @@ from sparkinfer.kernels.route import Routing
 from sparkinfer.kernels.triton_hopper import gated_tiles
 
 SLOTS = 128  # of a tile
-OUTPUTS, WARPS = 256, 16  # of a tile (gate and up together) and a program
+OUTPUTS, WARPS = 128, 8  # of a tile (gate and up together) and a program
+REGISTERS = 128  # of a thread: two programs on a multiprocessor
 
 
 @gluon.jit
@@ -55,4 +56,5 @@ def record_left_hidden(
         form.halves, form.stride, form.scales, rows_of, tiles[0],
         gate.words, up.words, gate.total, gate.padded_outputs, gate.groups, out, out.stride(0),
         **constants(gate, "G"), **constants(up, "U"), M=OUTPUTS, NW=WARPS, num_warps=WARPS,
+        maxnreg=REGISTERS,
     )  # fmt: skip
