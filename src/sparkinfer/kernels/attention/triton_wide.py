@@ -14,7 +14,6 @@ import triton.language as tl
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import CudaRecorder
 from sparkinfer.kernels.attention.triton_masks import LOG2_E, end_key, lowest_key
-from sparkinfer.kernels.select import select
 from sparkinfer.kernels.shapes import Heads
 from sparkinfer.kernels.triton_cache import code_place, q8_plane, read_q8, scale_place
 from sparkinfer.kernels.triton_mixers import (
@@ -209,5 +208,3 @@ def record_wide(
         rows, shape.layer, first_row, of_rows, shape.head_size**-0.5 * LOG2_E,
         num_warps=4 if tile < TILE else WARPS, num_stages=1 if wide else STAGES, overlap=True, **constants,
     )  # fmt: skip
-    if out.q8 is not None:
-        select("quantise", "cuda")(recorder, out)
