@@ -88,6 +88,17 @@ class Recorder(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """The ops recorded inside may run side by side: they do not read each other's results."""
 
+    @property
+    def lanes(self) -> bool:
+        """Whether ops recorded `aside` may run beside those recorded after them."""
+
+    def aside(self, *results: Buffer, late: bool = False) -> AbstractContextManager[None]:
+        """The ops recorded inside run beside what is recorded after them until something reads one of the results.
+
+        Their inputs are there when it is entered. What writes over these, or over the results, comes after something
+        that reads the results. `late`: they start where the kernels after them leave room. Only with `lanes`.
+        """
+
     def receive(self, buffer: Buffer, rows: int | None = None, columns: int | None = None) -> None:
         """Bring the first rows (default: as many as the recorder has) and columns (default: all) of its staging memory
         to a buffer.

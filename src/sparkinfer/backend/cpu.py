@@ -156,6 +156,16 @@ class CpuRecorder:
         jobs, self._together = self._together, None
         self.phase(jobs)
 
+    @property
+    def lanes(self) -> bool:
+        """A CPU runs its ops one after the other."""
+        return False
+
+    @contextmanager
+    def aside(self, *results: Buffer, late: bool = False) -> Iterator[None]:
+        """They run in order with the others."""
+        yield
+
     def prologue(self, job: Job) -> None:
         """Run `job` (one chunk) in each thread that takes part in the next phase, with the same result in each."""
         assert self._together is None, "a prologue belongs before the joined phases"

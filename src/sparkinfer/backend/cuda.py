@@ -21,17 +21,22 @@ from sparkinfer.backend.kernel_keys import settle_key
 from sparkinfer.backend.launchers import Turns
 from sparkinfer.backend.mailbox import POSTS, PinnedMailbox
 from sparkinfer.backend.sources import hash_sources
+from sparkinfer.backend.triton_steps import (
+    Fork,
+    Join,
+    Launch,
+    Mark,
+    Pending,
+    Step,
+    Transfer,
+    run_lanes,
+)
 from sparkinfer.errors import UnsupportedError
 from sparkinfer.machine import available_memory
 
 ROW_BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts that scratch memory is sized for
 EXACT_ROWS = ROW_BLOCKS[-1]  # more rows are a prefill, which may use other kernels
 COMPILERS = 16  # threads that compile kernels
-# Kernels that take the compiler longest, those with the most warps first: one that began last would be waited for.
-_LONGEST = (
-    "wide_kernel", "few_out_kernel", "chunk_kernel", "core_kernel", "few_hidden_kernel", "normed_router_gated_kernel",
-    "split_kernel", "result_kernel",
-)  # fmt: skip
 _TURNS = Turns(triton.knobs.build.cc)
 if triton.knobs.build.impl is None:
     triton.knobs.build.impl = _TURNS.build
@@ -68,67 +73,13 @@ def q8_views(q8: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
     return words[:, :codes], words[:, codes:].view(torch.float32)
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One kernel over a grid. `options` are its constexpr arguments, num_warps and num_stages."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def run(self) -> None:
-        self.kernel[self.grid](*self.args, **self.options)
-
-    @property
-    def variant(self) -> tuple[Any, ...]:
-        """Equal for launches that share machine code (it may tell more apart than the compiler does)."""
-        pairs = zip(self.kernel.params, self.args, strict=False)
-        return (
-            self.kernel.fn,
-            *(_kind(value, param.do_not_specialize) for param, value in pairs),
-            *sorted(self.options.items()),
-        )
-
-    def turn(self) -> tuple[int, int]:
-        """Smaller for what is to be compiled earlier."""
-        name = self.kernel.fn.__name__
-        place = _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
-        return place, -self.options["num_warps"]
-
-    def compile(self) -> Any:
-        """Compile without loading or running."""
-        return self.kernel.warmup(*self.args, grid=self.grid, **self.options)
-
-
-def _kind(value: Any, plain: bool) -> Any:
-    """What the compiler looks at in an argument; `plain`: at its type only."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, plain or value.data_ptr() % 16 == 0
-    if isinstance(value, int):
-        wide = value >= 2**31
-        return ("int", wide) if plain else ("int", value == 1, value % 16 == 0, wide)
-    return type(value)
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A copy between the host's memory and the device's, in the order of the launches."""
-
-    target: torch.Tensor
-    source: torch.Tensor
-
-    def run(self) -> None:
-        self.target.copy_(self.source, non_blocking=True)
-
-
 class CudaTape:
     """A finished recording. One for few rows, or a whole chunk, becomes a graph when it is first needed."""
 
     def __init__(
         self,
         backend: "CudaBackend",
-        steps: list[Launch | Transfer],
+        steps: list[Step],
         keep: list[Any],
         *,
         graph: bool,
@@ -152,8 +103,7 @@ class CudaTape:
         with torch.cuda.graph(
             graph, stream=self._backend.side_stream, capture_error_mode="thread_local"
         ):
-            for step in self.steps:
-                step.run()
+            run_lanes(self.steps, self._backend.second_lane)
         return graph
 
     def replay(self) -> None:
@@ -178,10 +128,13 @@ class CudaRecorder:
     rows: int
     cache_format: CacheFormat = "f16"
     backend: str = "cuda"
-    steps: list[Launch | Transfer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     keep: list[Any] = field(default_factory=list)
     prefers_prologue: bool = False
     blocked: set[int] = field(default_factory=set)  # float32 rows whose int8 blocks are there too
+    _pending: Pending = field(default_factory=Pending)
+    _aside: list[Step] | None = None
+    _held: list[Step] = field(default_factory=list)
     _first_rows: int = 0
 
     def __post_init__(self) -> None:
@@ -215,13 +168,47 @@ class CudaRecorder:
     ) -> None:
         """Append `kernel[grid](*args, **constants)`; `overlap` as kernels/triton_overlap.py has it."""
         options = {**constants, "num_warps": num_warps, "num_stages": num_stages}
-        if overlap and self.owner.overlaps:
+        if self._aside is not None:
+            self._aside.append(Launch(kernel, tuple(grid), args, options, aside=True))
+            return
+        mark = self._pending.met(args)
+        if mark is not None:
+            self.steps += [*self._released(), Join(mark)]
+        elif overlap and self.owner.overlaps:
             options["launch_pdl"] = True
         self.steps.append(Launch(kernel, tuple(grid), args, options))
 
+    @property
+    def lanes(self) -> bool:
+        """Whether launches recorded `aside` may run beside others."""
+        return self.wide
+
+    @contextmanager
+    def aside(self, *results: Buffer, late: bool = False) -> Iterator[None]:
+        """Record launches of the second lane; `late`: they start at the next `release`, or when a result is read."""
+        assert self.lanes and self._aside is None
+        mark = Mark()
+        self._aside = []
+        yield
+        launches, self._aside = self._aside, None
+        self._held += [*launches, mark]
+        self._pending.add(mark, [buffer.array for buffer in results])
+        if not late:
+            self.release()
+
+    def release(self) -> None:
+        """Start what was held back."""
+        self.steps += self._released()
+
+    def _released(self) -> list[Step]:
+        held, self._held = self._held, []
+        return [Fork(), *held] if held else []
+
     def scratch(self, name: str, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """At least `count` elements that every tape of the backend may use between its launches."""
-        return self.owner.scratch(name, count, dtype)
+        """At least `count` elements that every tape of the backend may use between its launches of one lane."""
+        return self.owner.scratch(
+            f"{name} aside" if self._aside is not None else name, count, dtype
+        )
 
     def pin(self, value: Any) -> Any:
         """Keep something alive with the tape."""
@@ -243,6 +230,9 @@ class CudaRecorder:
 
     def finish(self) -> CudaTape:
         """Windows and whole chunks of a prompt become graphs; other row counts are many, and launched one by one."""
+        left = self._pending.rest()
+        if left is not None:
+            self.steps += [*self._released(), Join(left)]
         graph = self.owner.graphs and (
             self._first_rows <= EXACT_ROWS or self._first_rows == self.owner.chunk
         )
@@ -280,11 +270,12 @@ class CudaBackend:
                 raise UnsupportedError("no CUDA device is available to torch")
             torch.cuda.set_device(self.device)
             self.sms = torch.cuda.get_device_properties(self.device).multi_processor_count
-            self.side_stream = torch.cuda.Stream(self.device)
+            self.side_stream = torch.cuda.Stream(self.device, priority=-1)
             capability = torch.cuda.get_device_capability(self.device)
             self.overlaps = capability >= (9, 0)
             self.warpgroups = capability[0] == 9 and triton.__version__.startswith("3.6.")
             self._other = torch.cuda.Stream(self.device)
+            self.second_lane = torch.cuda.Stream(self.device)
             self._needed, self._done = torch.cuda.Event(), torch.cuda.Event()
         self._scratch: dict[str, torch.Tensor] = {}
         self._staging: dict[Any, torch.Tensor] = {}

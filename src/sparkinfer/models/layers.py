@@ -167,7 +167,15 @@ class GatedDeltaNet:
         qkv, gate, alpha, beta = (
             run.output(name, weight) for name, weight in zip(names, projections, strict=True)
         )
-        linear(recorder, run.norm(self.norm, projections), projections, [qkv, gate, alpha, beta])
+        x = run.norm(self.norm, projections)
+        if recorder.lanes:  # the gate is needed last
+            with recorder.aside(alpha, beta):
+                linear(recorder, x, [self.alpha, self.beta], [alpha, beta])
+            with recorder.aside(gate, late=True):
+                linear(recorder, x, [self.gate], [gate])
+            linear(recorder, x, [self.qkv], [qkv])
+        else:
+            linear(recorder, x, projections, [qkv, gate, alpha, beta])
         mixed = run.workspace.buffer("gdn conv", shape.channels)
         inputs = DeltaInputs(mixed, alpha, beta, self.decay_rate, self.time_bias)
         out = run.workspace.buffer("gdn out", shape.value_heads * shape.head_size)
@@ -199,16 +207,25 @@ class MixtureOfExperts:
         shared_hidden = run.activation(
             "shared hidden", self.shared_gate.outputs, [self.shared_down], cheap=False
         )
-        with recorder.together():
-            linear(recorder, x, [self.router], [logits])
-            gated_linear(recorder, x, self.shared_gate, self.shared_up, shared_hidden)
-        routing, buffers = self._buffers(space)
-        route(recorder, logits, routing)
-        experts_hidden(recorder, x, self.gate, self.up, routing, buffers)
         shared = run.output("shared out", self.shared_down)
-        with recorder.together():
+        routing, buffers = self._buffers(space)
+        if recorder.lanes:
+            with recorder.aside(shared):
+                gated_linear(recorder, x, self.shared_gate, self.shared_up, shared_hidden)
+                linear(recorder, shared_hidden, [self.shared_down], [shared])
+            linear(recorder, x, [self.router], [logits])
+            route(recorder, logits, routing)
+            experts_hidden(recorder, x, self.gate, self.up, routing, buffers)
             experts_out(recorder, self.down, routing, buffers)
-            linear(recorder, shared_hidden, [self.shared_down], [shared])
+        else:
+            with recorder.together():
+                linear(recorder, x, [self.router], [logits])
+                gated_linear(recorder, x, self.shared_gate, self.shared_up, shared_hidden)
+            route(recorder, logits, routing)
+            experts_hidden(recorder, x, self.gate, self.up, routing, buffers)
+            with recorder.together():
+                experts_out(recorder, self.down, routing, buffers)
+                linear(recorder, shared_hidden, [self.shared_down], [shared])
         experts_combine(recorder, routing, buffers, shared, logits, self.experts, run.x)
 
     def _buffers(self, space: Workspace) -> tuple[Routing, ExpertBuffers]:

@@ -363,6 +363,7 @@ def record_hopper(
     target = TensorDescriptor(
         out.array, [rows, width], [stride_of(out.array), 1], [CHUNK, 64], _swizzled(out.array)
     )
+    recorder.release()  # the state keeps half of the multiprocessors
     recorder.launch(
         state_kernel, (size // 64, heads),
         _tiles(u, CHUNK, small), _tiles(w, size, big), _tiles(keys, size, big), _tiles(queries, size, big),

@@ -287,6 +287,7 @@ def record_wide(
         KEY_HEADS=shape.key_heads, BLOCK=BLOCK, num_warps=CHUNK_WARPS, overlap=True, **numbers,
     )  # fmt: skip
     columns = min(size, COLUMNS)
+    recorder.release()  # the scan leaves multiprocessors idle
     recorder.launch(
         scan_kernel, (size // columns, heads), u, w, keys, decays, states, params.array, rows, layer,
         COLUMNS=columns, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES, overlap=True, **numbers,
