@@ -533,15 +533,21 @@ def sigmoid(x):
 
 
 @triton.jit
+def scale_of(bits):
+    """A block's scale, and its inverse, from the bits of its largest magnitude."""
+    top = bits.to(tl.float32, bitcast=True)
+    inverse = tl.where(top > 1e-36, tl.div_rn(127.0, top), 0.0)  # 127 over less is infinite
+    return tl.div_rn(top, 127.0), inverse
+
+
+@triton.jit
 def int8_blocks(y):
     """Codes int32 [M, 32], scale and scale times sum of codes, float32 [M], of y float32 [M, 32].
 
     The largest magnitude is found among the bit patterns, where a NaN is larger than any number: it reaches the scale.
     """
     bits = y.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    top = tl.max(bits, 1).to(tl.float32, bitcast=True)
-    scale = tl.div_rn(top, 127.0)
-    inverse = tl.where(top > 1e-36, tl.div_rn(127.0, top), 0.0)  # 127 over less is infinite
+    scale, inverse = scale_of(tl.max(bits, 1))
     # adding 1.5 * 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits
     code = (y * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
     code = (code << 24) >> 24  # whatever a NaN gave becomes some byte
@@ -558,6 +564,39 @@ def store_blocks(codes, floats, stride, groups, row, block, y, live):
     tl.store(at, code.to(tl.int8), mask=live[:, None])
     tl.store(floats + row * stride + block, scale, mask=live)
     tl.store(floats + row * stride + groups + block, total, mask=live)
+
+
+@triton.jit
+def store_words(codes, floats, first, groups, code, scale, BLOCKS: tl.constexpr):
+    """Write blocks `first` and following of a row of `groups`: the low bytes of code [BLOCKS, 8, 4] as words of four,
+    scale [BLOCKS, 1] and its product with the codes' sum.
+
+    Four columns that lie side by side in a thread stay there: nothing goes through shared memory.
+    """
+    word = tl.sum((code & 255) << (8 * tl.arange(0, 4)[None, None, :]), 2)
+    ones = tl.full([BLOCKS, 8], 0x01010101, tl.int32)
+    total = scale * tl.sum(dp4a(word, ones, ones * 0), 1, keep_dims=True).to(tl.float32)
+    WORDS: tl.constexpr = BLOCKS * 8
+    i = tl.arange(0, WORDS)
+    block, part = first + i // 8, i % 8
+    live = block < groups
+    place = block * 4 + part % 4 + part // 4 * (groups * 4)
+    tl.store(codes + place, tl.reshape(word, [WORDS]), mask=live)
+    live = live & (part == 0)
+    scale = tl.reshape(tl.broadcast_to(scale, [BLOCKS, 8]), [WORDS])
+    total = tl.reshape(tl.broadcast_to(total, [BLOCKS, 8]), [WORDS])
+    tl.store(floats + block, scale, mask=live)
+    tl.store(floats + groups + block, total, mask=live)
+
+
+@triton.jit
+def store_row(codes, floats, groups, y, BLOCKS: tl.constexpr):
+    """`store_blocks` of one row y [BLOCKS * 32], of which the first `groups` blocks count."""
+    y = tl.reshape(y, [BLOCKS, 8, 4])
+    bits = y.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    scale, inverse = scale_of(tl.max(tl.max(bits, 2), 1, keep_dims=True))
+    code = (y * inverse[:, :, None] + 12582912.0).to(tl.int32, bitcast=True)  # as in `int8_blocks`
+    store_words(codes, floats, 0, groups, code, scale, BLOCKS)
 
 
 @triton.jit

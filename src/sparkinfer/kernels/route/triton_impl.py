@@ -125,7 +125,8 @@ def choose(
         total += power
         powers = tl.where(k == rank, power, powers)
         chosen = tl.where(k == rank, best, chosen)
-        if rank + 1 < USED:  # the lane that had it goes on with its next; no more of its own than ranks are left
+        if rank + 1 < USED:
+            # The lane that had it goes on with its next; as many places count as there are ranks left.
             taken = ids[0] == best
             keys = _moved_up(keys, taken, LOWEST, USED - rank - 1)
             ids = _moved_up(ids, taken, 0x7FFFFF, USED - rank - 1)
