@@ -12,7 +12,7 @@ from sparkinfer.kernels.triton_quant import bound, store_blocks
 
 _EXACT = {"enable_fp_fusion": False}
 _LANES = 32
-_CHUNK = 4096  # pairs that a wide program looks at in one go
+_ROWS, _WARPS = 32, 8  # of a program that numbers slots
 
 
 @triton.jit
@@ -191,52 +191,60 @@ def choose_kernel(
 
 
 @triton.jit
-def count_kernel(ids, counts, pairs, E: tl.constexpr, CHUNK: tl.constexpr):
-    """counts[e], counts[E + e]: pairs that chose this program's expert, pairs that chose one with a lower id."""
-    e = tl.program_id(0)
-    own = tl.zeros([CHUNK], tl.int32)
-    lower = tl.zeros([CHUNK], tl.int32)
-    for start in range(0, bound(pairs), CHUNK):
-        j = start + tl.arange(0, CHUNK)
-        other = tl.load(ids + j, mask=j < pairs, other=0x7FFFFF)
-        own += (other == e).to(tl.int32)
-        lower += (other < e).to(tl.int32)
-    tl.store(counts + e, tl.sum(own, 0))
-    tl.store(counts + E + e, tl.sum(lower, 0))
+def _chosen(ids, r, rows, USED: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr):
+    """1 where a row chose an expert: int32 [ROWS, E]."""
+    e = tl.arange(0, E)
+    chosen = tl.zeros([ROWS, E], tl.int32)
+    for k in tl.static_range(USED):
+        one = tl.load(ids + r * USED + k, mask=r < rows, other=0x7FFFFF)
+        chosen += (one[:, None] == e[None, :]).to(tl.int32)
+    return chosen
 
 
 @triton.jit
-def entries_kernel(counts, table, pairs, experts, E: tl.constexpr):
-    """The entries of the active experts, in order."""
-    e = tl.arange(0, E)
-    live = e < experts
-    count = tl.load(counts + e, mask=live, other=0)
-    first = tl.load(counts + E + e, mask=live, other=0)
-    active = count > 0
-    place = tl.cumsum(active.to(tl.int32), 0) - 1
-    entry = table + 1 + pairs + 3 * place
-    tl.store(table, tl.sum(active.to(tl.int64), 0))
-    tl.store(entry, e.to(tl.int64), mask=active)
-    tl.store(entry + 1, count.to(tl.int64), mask=active)
-    tl.store(entry + 2, first.to(tl.int64), mask=active)
+def count_kernel(ids, counts, rows, USED: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr):
+    """counts[program, e]: how many of the program's rows chose expert e."""
+    block = tl.program_id(0)
+    chosen = _chosen(ids, block * ROWS + tl.arange(0, ROWS), rows, USED, E, ROWS)
+    tl.store(counts + block * E + tl.arange(0, E), tl.sum(chosen, 0))
 
 
 @triton.jit
 def slots_kernel(
-    ids, counts, table, slot_pairs, pairs, entries, USED: tl.constexpr, E: tl.constexpr, CHUNK: tl.constexpr,
+    ids, counts, table, slot_pairs, rows, pairs, blocks, entries,
+    USED: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Number the slots of this program's expert."""
-    e = tl.program_id(0)
-    base = tl.load(counts + E + e)
+    """Number the slots of this program's rows, by expert and then by row. The first program writes the entries of the
+    active experts, in order.
+    """
+    block = tl.program_id(0)
+    e, i = tl.arange(0, E), tl.arange(0, ROWS)
+    total = tl.zeros([E], tl.int32)
+    before = tl.zeros([E], tl.int32)
+    for start in range(0, bound(blocks), ROWS):
+        b = start + i
+        count = tl.load(counts + b[:, None] * E + e[None, :], mask=(b < blocks)[:, None], other=0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where((b < block)[:, None], count, 0), 0)
+    first = tl.cumsum(total, 0) - total
+    r = block * ROWS + i
+    live = r < rows
+    chosen = _chosen(ids, r, rows, USED, E, ROWS)
+    place = tl.cumsum(chosen, 0) - chosen + (first + before)[None, :]
     rows_of = table + 1 + pairs + 3 * entries
-    for start in range(0, bound(pairs), CHUNK):
-        j = start + tl.arange(0, CHUNK)
-        mine = (tl.load(ids + j, mask=j < pairs, other=0x7FFFFF) == e) & (j < pairs)
-        slot = base + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(table + 1 + j, slot.to(tl.int64), mask=mine)
-        tl.store(rows_of + slot, (j // USED).to(tl.int64), mask=mine)
-        tl.store(slot_pairs + slot, e | ((j // USED) << 16), mask=mine)
-        base += tl.sum(mine.to(tl.int32), 0)
+    for k in tl.static_range(USED):
+        one = tl.load(ids + r * USED + k, mask=live, other=0x7FFFFF)
+        slot = tl.sum(tl.where(one[:, None] == e[None, :], place, 0), 1)
+        tl.store(table + 1 + r * USED + k, slot.to(tl.int64), mask=live)
+        tl.store(rows_of + slot, r.to(tl.int64), mask=live)
+        tl.store(slot_pairs + slot, one | (r << 16), mask=live)
+    if block == 0:
+        active = total > 0
+        entry = table + 1 + pairs + 3 * (tl.cumsum(active.to(tl.int32), 0) - 1)
+        tl.store(table, tl.sum(active.to(tl.int64), 0))
+        tl.store(entry, e.to(tl.int64), mask=active)
+        tl.store(entry + 1, total.to(tl.int64), mask=active)
+        tl.store(entry + 2, first.to(tl.int64), mask=active)
 
 
 def slots_of(recorder: CudaRecorder, routing: Routing) -> torch.Tensor:
@@ -270,14 +278,13 @@ def record(recorder: CudaRecorder, logits: Buffer, routing: Routing) -> None:
             logits.array, 0, logits.array, logits.array, 0, **shape, BLOCKS=0, num_warps=1, overlap=True, **_EXACT,
         )  # fmt: skip
         return
+    blocks = -(-rows // _ROWS)
     ids = recorder.scratch("route ids", pairs, torch.int32)
-    counts = recorder.scratch("route counts", 2 * padded, torch.int32)
+    counts = recorder.scratch("route counts", blocks * padded, torch.int32)
+    sizes = {"USED": used, "E": padded, "ROWS": _ROWS, "num_warps": _WARPS}
     recorder.launch(choose_kernel, (rows,), *strided, ids, experts, **shape, num_warps=1, **_EXACT)
+    recorder.launch(count_kernel, (blocks,), ids, counts, rows, **sizes)
     recorder.launch(
-        count_kernel, (experts,), ids, counts, pairs, E=padded, CHUNK=_CHUNK, num_warps=4
-    )
-    recorder.launch(entries_kernel, (1,), counts, table, pairs, experts, E=padded, num_warps=4)
-    recorder.launch(
-        slots_kernel, (experts,), ids, counts, table, slots_of(recorder, routing), pairs, min(experts, pairs),
-        USED=used, E=padded, CHUNK=_CHUNK, num_warps=4,
+        slots_kernel, (blocks,), ids, counts, table, slots_of(recorder, routing), rows, pairs, blocks,
+        min(experts, pairs), **sizes,
     )  # fmt: skip
