@@ -9,6 +9,7 @@ import triton.language as tl
 
 from sparkinfer.backend.base import Activation
 from sparkinfer.kernels import run_params as P
+from sparkinfer.kernels.triton_quant import store_words
 
 WORD_POSITION = tl.constexpr(P.POSITION // 8)
 WORD_ADVANCE = tl.constexpr(P.ADVANCE // 8)
@@ -133,3 +134,17 @@ def store_int8(q8, y, columns, width, mask):
     floats = (q8 + width).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(floats + block, d, mask=whole)
     tl.store(floats + width // 32 + block, total, mask=whole)
+
+
+@triton.jit
+def store_int8_row(q8, y, first, width, BLOCKS: tl.constexpr):
+    """`store_int8` of whole blocks y [BLOCKS * 32], from block `first` on, in words of four codes."""
+    y = tl.reshape(y, [BLOCKS, 8, 4])
+    d = tl.div_rn(tl.max(tl.max(tl.abs(y), 2), 1, keep_dims=True), 127.0)
+    d += tl.sum(tl.sum(y * 0.0, 2), 1, keep_dims=True)
+    codes = tl.div_rn(y, tl.where(d > 0.0, d, 1.0)[:, :, None])
+    codes = tl.where((d > 0.0)[:, :, None], codes, 0.0)
+    code = (codes + _ROUND).to(tl.int32, bitcast=True)  # in the low bits, as a whole number
+    words = q8.to(tl.pointer_type(tl.int32), bitcast=True)
+    floats = (q8 + width).to(tl.pointer_type(tl.float32), bitcast=True)
+    store_words(words, floats, first, width // 32, code, d, BLOCKS)

@@ -39,7 +39,7 @@ from sparkinfer.kernels.triton_mixers import (
     power_of_two,
     q8_args,
     silu,
-    store_int8,
+    store_int8_row,
     stride_of,
 )
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
@@ -288,10 +288,7 @@ def finish_kernel(
     tl.store(out + row * out_stride + at, y)
     if QUANTISED:
         BLOCKS: tl.constexpr = SIZE // 32
-        columns = tl.arange(0, BLOCKS)[:, None] * 32 + tl.arange(0, 32)[None, :]
-        blocks = tl.reshape(y, (BLOCKS, 32))
-        columns += head * SIZE
-        store_int8(q8 + row * q8_stride, blocks, columns, VALUE_HEADS * SIZE, columns >= 0)
+        store_int8_row(q8 + row * q8_stride, y, head * BLOCKS, VALUE_HEADS * SIZE, BLOCKS)
     if moves:
         tl.debug_barrier()  # every thread of the program has read what is overwritten
         tl.store(after + channel, kept0, mask=moved)
