@@ -115,7 +115,15 @@ def test_learning_rate_rises_and_falls() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"weighting": "even"}, {"optimiser": "sgd"}, {"rows": 0}, {"distill": 1.5}, {"smoothing": -1}],
+    [
+        {"weighting": "even"},
+        {"optimiser": "sgd"},
+        {"rows": 0},
+        {"distill": 1.5},
+        {"smoothing": -1},
+        {"lr": float("nan")},
+        {"lr": 0.0},
+    ],
 )
 def test_plans_refuse_what_they_cannot_do(values: dict[str, object]) -> None:
     with pytest.raises(OptionError, match=next(iter(values))):

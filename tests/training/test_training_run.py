@@ -348,6 +348,7 @@ def test_a_draft_for_a_hybrid_target(tmp_path: Path) -> None:
         ({"kv_heads": 3}, r"kv heads 3: expected a divisor of \d+ heads"),
         ({"vocabulary": 32, "active": 40}, r"active tokens 40: .* the draft vocabulary, 32"),
         ({"new_vocabulary": True}, r"--new-vocabulary: expected with --start-draft"),
+        ({"window": -1}, r"window -1: expected 0 or more"),
         ({"quantisation": "Q9"}, r"--quantisation Q9 is not accepted; expected F32 \| .*Q8_0"),
         ({"output": Path(__file__)}, r"test_training_run.py cannot be a folder: File exists"),
     ],
@@ -357,3 +358,10 @@ def test_choices_that_do_not_fit_are_refused_at_once(
 ) -> None:
     with pytest.raises(OptionError, match=message):
         run_job(replace(TOY, **{"output": tmp_path, **choice}), quiet, quiet)
+
+
+def test_too_few_conversations_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(RequestError, match="4 conversations are too few"):
+        run_job(replace(TOY, output=tmp_path, data=DataPlan(4, 48, 2)), said.append, quiet)
+    assert said == []

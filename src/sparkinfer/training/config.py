@@ -55,6 +55,9 @@ class DraftShape:
             raise OptionError(f"block size {self.block}: expected 1 to 15 proposed tokens")
         if not 1 <= self.layers <= 64:
             raise OptionError(f"draft layers {self.layers}: expected 1 to 64")
+        for name in ("window", "markov_rank"):
+            if getattr(self, name) < 0:
+                raise OptionError(f"{name} {getattr(self, name)}: expected 0 or more")
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise OptionError(f"kv heads {self.kv_heads}: expected a divisor of {self.heads} heads")
         if not 0 <= self.vocabulary <= self.n_vocab:
@@ -158,6 +161,8 @@ class TrainPlan:
         for name in ("steps", "rows", "anchors"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 1 or more")
+        if not 0 < self.lr <= 1:
+            raise OptionError(f"lr {self.lr}: expected more than 0, at most 1")
         for name in ("distill", "grid_from", "smoothing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"{name} {getattr(self, name)}: expected 0 to 1")

@@ -42,6 +42,7 @@ from sparkinfer.training.trainer import Trainer, output_head
 from sparkinfer.training.weights import arrays_of, draft_of
 
 HELD_OUT_ROWS = 64  # rows set aside where no prompts for measuring are given
+SHARE = 8  # of so many, one
 Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
@@ -131,6 +132,8 @@ def run_job(job: Job, say: Say, progress: Progress) -> Acceptance | None:
 def _run(job: Job, setting: Setting, rank: int, world: int) -> Acceptance | None:
     say, clock, shape = setting.say, time.monotonic(), shape_for(job, setting)
     start = _start_draft(job, shape)
+    if not (job.held_out or job.conversations):
+        _check_count(job.data.rows)  # before they are written
     kept = read_prompts(job.held_out) if job.held_out else []
     corpus = _conversations(job, setting, frozenset(p.text for p in kept), rank)
     seconds = time.monotonic() - clock
@@ -294,13 +297,17 @@ def answer_held_out(setting: Setting, prompts: Sequence[Prompt], tokens: int) ->
     return HeldOut(ids.to(device), answers.to(device), tuple(p.domain for p in prompts))
 
 
+def _check_count(conversations: int) -> None:
+    if conversations < SHARE:
+        raise RequestError(
+            f"{conversations} conversations are too few to set some aside: at least {SHARE} are needed"
+        )
+
+
 def split_held_out(corpus: Corpus, device: torch.device) -> tuple[Corpus, HeldOut]:
     """Set some conversations aside. Raises RequestError when there are too few."""
-    count = min(HELD_OUT_ROWS, len(corpus) // 8)
-    if not count:
-        raise RequestError(
-            f"{len(corpus)} conversations are too few to set some aside: at least 8 are needed"
-        )
+    _check_count(len(corpus))
+    count = min(HELD_OUT_ROWS, len(corpus) // SHARE)
     tokens = torch.from_numpy(corpus.tokens[:count].astype(np.int64)).to(device)
     answers = torch.from_numpy(corpus.answers[:count]).to(device)
     rest = Corpus(corpus.tokens[count:], corpus.answers[count:])
