@@ -95,22 +95,19 @@ def bound(n):
 
 
 @triton.jit
-def dp4a(a, b, c):
-    """c + the dot of four signed bytes of a and b."""
+def dp4a(a, b, c, PLAIN: tl.constexpr = False):
+    """c + the dot of four signed bytes of a (PLAIN: bytes without signs) and of b."""
     if INTERPRETED:
         out = c
         for s in tl.static_range(4):
-            out += ((a << (24 - 8 * s)) >> 24) * ((b << (24 - 8 * s)) >> 24)
+            byte = (a >> (8 * s)) & 255 if PLAIN else (a << (24 - 8 * s)) >> 24
+            out += byte * ((b << (24 - 8 * s)) >> 24)
         return out
     else:
         return tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [a, b, c],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+            "dp4a.u32.s32 $0, $1, $2, $3;" if PLAIN else "dp4a.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -288,11 +285,14 @@ def four_words(x):
 
 
 @triton.jit
-def dot16(a, x, c):
-    """c [F, B] plus the products of 16 codes: a [F, B, 4] and x [F, 1, 4]. One chain: no sums of parts."""
+def dot16(a, x, c, PLAIN: tl.constexpr = False):
+    """c [F, B] plus the products of 16 codes: a [F, B, 4] (PLAIN: without signs) and x [F, 1, 4]. One chain: no sums of
+    parts.
+    """
     a0, a1, a2, a3 = four_words(a)
     x0, x1, x2, x3 = four_words(x)
-    return dp4a(a3, x3, dp4a(a2, x2, dp4a(a1, x1, dp4a(a0, x0, c))))
+    c = dp4a(a1, x1, dp4a(a0, x0, c, PLAIN), PLAIN)
+    return dp4a(a3, x3, dp4a(a2, x2, c, PLAIN), PLAIN)
 
 
 @triton.jit
@@ -393,9 +393,7 @@ def late_part(x, g, groups, F: tl.constexpr, EVEN: tl.constexpr):
     """`input_part` of a quantised weight from a row of float32: the same bits as `store_blocks` and reading back."""
     y = _get(x + g * 32 + tl.arange(0, 32)[None, :], g < groups, EVEN).to(tl.float32)
     code, scale, total = int8_blocks(y)
-    bytes4 = (tl.reshape(code, [F, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
-    words = tl.permute(tl.reshape(tl.sum(bytes4, 2), [F, 2, 4]), (0, 2, 1))
-    lo, hi = tl.split(words)
+    lo, hi = block_words(code, F)
     return lo[:, None, :], hi[:, None, :], scale[:, None], total[:, None]
 
 
@@ -552,6 +550,13 @@ def int8_blocks(y):
     code = (y * inverse[:, None] + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
     code = (code << 24) >> 24  # whatever a NaN gave becomes some byte
     return code, scale, scale * tl.sum(code, 1).to(tl.float32)
+
+
+@triton.jit
+def block_words(code, M: tl.constexpr):
+    """The codes of `int8_blocks` as words: of columns 0-15 and 16-31, int32 [M, 4] each."""
+    bytes4 = (tl.reshape(code, [M, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
+    return tl.split(tl.permute(tl.reshape(tl.sum(bytes4, 2), [M, 2, 4]), (0, 2, 1)))
 
 
 @triton.jit

@@ -23,10 +23,9 @@ from sparkinfer.kernels.route import Routing
 from sparkinfer.kernels.route.triton_impl import route_kernel, slots_of
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
-    INTERPRETED,
+    block_words,
     dot16,
     fold_sum,
-    four_words,
     int8_blocks,
     load_parts,
     part_dot,
@@ -94,40 +93,13 @@ def row_part(x, xf, g, unit, SUMS: tl.constexpr, G: tl.constexpr, C: tl.constexp
 
 
 @triton.jit
-def dp4a_upper(a, b, c):
-    """c + the dot of four bytes of a, without signs, and four signed bytes of b."""
-    if INTERPRETED:
-        out = c
-        for s in tl.static_range(4):
-            out += ((a >> (8 * s)) & 255) * ((b << (24 - 8 * s)) >> 24)
-        return out
-    else:
-        return tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [a, b, c],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-
-
-@triton.jit
-def dot16_upper(a, x, c):
-    """`dot16` of bytes without signs."""
-    a0, a1, a2, a3 = four_words(a)
-    x0, x1, x2, x3 = four_words(x)
-    return dp4a_upper(a3, x3, dp4a_upper(a2, x2, dp4a_upper(a1, x1, dp4a_upper(a0, x0, c))))
-
-
-@triton.jit
 def group_dot(v, raw, x, BITS: tl.constexpr, MODE: tl.constexpr, ZERO: tl.constexpr):
     """`part_dot` of a tile as `load_rows` gives it. Upper halves of 4 bits stay where they are: 16 times as large."""
     if BITS == 4 and MODE <= 2:
         xlo, xhi, xd, xs = x
         q, _, _, _, _ = raw
         none = tl.zeros([q.shape[0], q.shape[1]], tl.int32)
-        upper = dot16_upper(q & -0x0F0F0F10, xhi, none)
+        upper = dot16(q & -0x0F0F0F10, xhi, none, True)
         dot = (dot16(q & 0x0F0F0F0F, xlo, none) << 4) + upper
         s, m, _ = weight_scales(raw, MODE, ZERO)
         v = tl.fma(s * (xd * 0.0625), dot.to(tl.float32), v)
@@ -164,9 +136,7 @@ def few_hidden_kernel(
     for c in tl.static_range(CHUNKS):
         g = g + (load_rows(gate, total, row, f % G, unit, BITS, MODE, GROUPS, B, c * G),)  # noqa: RUF005
         u = u + (load_rows(up, total, row, f % G, unit, BITS, MODE, GROUPS, B, c * G),)  # noqa: RUF005
-    for c in tl.static_range(
-        CHUNKS
-    ):  # after the weights: these come from the cache, and take registers too
+    for c in tl.static_range(CHUNKS):  # after the weights: from the cache, and into registers too
         part = row_part(x + at, xf + at, f % G, unit, SUMS, GROUPS, c * G)
         values = values + (part,)  # noqa: RUF005
     a = tl.zeros([F, B], tl.float32)
@@ -188,9 +158,7 @@ def narrow_input(x, G: tl.constexpr, RUNS: tl.constexpr):
     """`late_part` of a row of G groups, the same for RUNS runs of lanes, made once for all of them."""
     at = x + tl.arange(0, G)[:, None] * 32 + tl.arange(0, 32)[None, :]
     code, scale, total = int8_blocks(tl.load(at, cache_modifier=".cg"))
-    bytes4 = (tl.reshape(code, [G, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
-    words = tl.permute(tl.reshape(tl.sum(bytes4, 2), [G, 2, 4]), (0, 2, 1))
-    lo, hi = tl.split(words)
+    lo, hi = block_words(code, G)
     F: tl.constexpr = RUNS * G
     lo = tl.reshape(tl.broadcast_to(lo[None, :, :], [RUNS, G, 4]), [F, 4])
     hi = tl.reshape(tl.broadcast_to(hi[None, :, :], [RUNS, G, 4]), [F, 4])
@@ -308,9 +276,8 @@ class HiddenCut:
 
 def hidden_cut(weight: TritonWeight) -> HiddenCut | None:
     """None: these weights do not fit. Only `groups` and `chunks` order a sum."""
-    groups = min(
-        weight.groups, _LANES
-    )  # of an output: fewer lanes meet in fewer steps, more read the input again
+    # lanes of an output: fewer of them meet in fewer steps, more read the input again
+    groups = min(weight.groups, _LANES)
     chunks = weight.groups // groups
     if groups & (groups - 1) or groups * chunks != weight.groups or weight.outputs % BLOCK:
         return None

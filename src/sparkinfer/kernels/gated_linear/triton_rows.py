@@ -15,6 +15,7 @@ from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.rms_norm.triton_impl import norm_row, rms_norm_kernel
 from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 from sparkinfer.kernels.triton_quant import (
+    block_words,
     decode_parts,
     input_parts,
     int8_blocks,
@@ -158,8 +159,7 @@ def normed_parts(x, factor, eps, F: tl.constexpr, G: tl.constexpr):
     y = tl.load(x + at)
     square = tl.sum(tl.sum(y * y, 1), 0)
     code, scale, total = int8_blocks(y * factor)
-    bytes4 = (tl.reshape(code, [2 * G, 8, 4]) & 255) << (8 * tl.arange(0, 4)[None, None, :])
-    lo, hi = tl.split(tl.permute(tl.reshape(tl.sum(bytes4, 2), [2 * G, 2, 4]), (0, 2, 1)))
+    lo, hi = block_words(code, 2 * G)
     lo0, lo1 = word_halves(lo, RUNS, G)
     hi0, hi1 = word_halves(hi, RUNS, G)
     d0, d1 = halves_of(scale, RUNS, G)
