@@ -120,6 +120,22 @@ def test_doctor_says_whether_a_draft_fits(capsys: Any) -> None:
     assert "does not fit: its hidden size is 512" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_draft_is_checked_before_the_model_is_loaded(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("the model was loaded first")
+
+    monkeypatch.setattr("sparkinfer.models.load_target", loaded)
+    draft = Path(__file__).parents[2] / "examples" / "hybrid-demo" / "draft.gguf"
+    assert run("run", "-m", LLAMA, "hi", "-md", str(tmp_path / "none")) == 66
+    assert run("run", "-m", LLAMA, "hi", "-md", str(draft)) == 65
+    (tmp_path / "part.gguf").write_bytes(draft.read_bytes()[:9000])
+    assert run("run", "-m", LLAMA, "hi", "-md", str(tmp_path / "part.gguf")) == 65
+    errors = capsys.readouterr().err
+    assert "there is no draft at" in errors and "does not fit" in errors and "cut off" in errors
+
+
 def test_a_draft_is_no_model(capsys: Any) -> None:
     draft = Path(__file__).parents[2] / "examples" / "hybrid-demo" / "draft.gguf"
     assert run("run", "-m", str(draft), "hi") == 65

@@ -130,6 +130,8 @@ def test_prompts_that_cannot_be(
     assert run() == 2
     pipe_in(monkeypatch, b"")
     assert run() == 2
+    (tmp_path / "nothing").touch()
+    assert run("-f", str(tmp_path / "nothing")) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors == [
         "error: more than one prompt given; use one of PROMPT, -p and -f",
@@ -137,6 +139,7 @@ def test_prompts_that_cannot_be(
         "error: --system needs the chat template that --raw leaves out",
         "error: standard input is not UTF-8 text at byte 1",
         "error: no prompt given, and standard input is empty; use -p TEXT or -f FILE, or pipe it in",
+        f"error: the prompt file {tmp_path / 'nothing'} is empty",
     ]
 
 

@@ -172,7 +172,7 @@ def read_prompt(given: list[str | None], file: Path | None) -> str:
     if file is None and sys.stdin.isatty():
         raise OptionError("no prompt given; use -p TEXT or -f FILE, or pipe it in")
     text = decoded(sys.stdin.buffer.read(), "standard input")
-    if not text and file is None:
+    if not text:
         raise OptionError(
             "no prompt given, and standard input is empty; use -p TEXT or -f FILE, or pipe it in"
         )
@@ -181,9 +181,12 @@ def read_prompt(given: list[str | None], file: Path | None) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return decoded(file.read_bytes(), str(file))
+        text = decoded(file.read_bytes(), str(file))
     except OSError as error:
         raise MissingFileError(f"cannot read the prompt file {file}: {error.strerror}") from error
+    if not text:
+        raise OptionError(f"the prompt file {file} is empty")
+    return text
 
 
 def unicode_text(argument: str, source: str) -> str:

@@ -21,6 +21,7 @@ from sparkinfer.sampling import Sampler
 
 if TYPE_CHECKING:
     from sparkinfer.engine.conversation import Conversation
+    from sparkinfer.gguf import GGUFFile
     from sparkinfer.models import Target
     from sparkinfer.options import Options
 
@@ -122,6 +123,7 @@ class Engine:
                 raise UnsupportedError(
                     f"{path} is a draft; give the model it was trained for, and the draft with -md"
                 )
+            _check_draft(file, options)  # loading takes long, to say then that it is not there
             tokenizer = Tokenizer.from_gguf(file)
             template = None
             if TEMPLATE_KEY in file.metadata:
@@ -322,6 +324,17 @@ class Engine:
             if len(parsed) == 1 and self.tokenizer.is_control(parsed[0]):
                 ids[parsed[0]] = text
         return ids
+
+
+def _check_draft(file: "GGUFFile", options: "Options") -> None:
+    """Open the draft that was asked for and compare it with the model, before either is loaded."""
+    path = options.optional_path("draft")
+    if path is None or options.text("spec") == "off":
+        return
+    from sparkinfer.dflash.draft import check_draft
+    from sparkinfer.models.config import read_config
+
+    check_draft(path, read_config(file))
 
 
 def _decoder(
