@@ -21,7 +21,7 @@ from sparkinfer.kernels.linear.reference import quantised_rows
 from sparkinfer.kernels.rms_norm import rms_norm
 from sparkinfer.kernels.route import Routing, route, routing_words
 from sparkinfer.kernels.route.reference import route as route_reference
-from sparkinfer.kernels.route.triton_impl import slots_of
+from sparkinfer.kernels.route.triton_impl import exchanges, slots_of
 from sparkinfer.quant.formats import dequantize
 
 
@@ -67,12 +67,22 @@ def check_table(words, slot_pairs, ids, rows, used, experts):
 
 @pytest.mark.parametrize(
     ("rows", "experts", "used"),
-    [(1, 256, 8), (2, 8, 3), (6, 60, 8), (3, 1, 1), (16, 4, 4), (17, 8, 3), (20, 20, 4)],
+    [(1, 256, 8), (2, 512, 10), (6, 60, 8), (3, 1, 1), (16, 4, 4), (17, 8, 3), (20, 20, 4)],
 )
 def test_route(rows, experts, used):
     logits = random_rows(rows, experts + 1, seed=experts)
     logits[0] = np.arange(experts + 1)
     check_route(logits, used, experts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
+def test_exchanges_put_values_in_order(count):
+    """What orders all zeros and ones orders everything."""
+    rows = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
+    for a, b in exchanges(count):
+        assert a < b
+        rows[:, [a, b]] = np.stack([rows[:, [a, b]].max(1), rows[:, [a, b]].min(1)], 1)
+    assert (rows[:, :-1] >= rows[:, 1:]).all()
 
 
 @pytest.mark.parametrize("values", [(0.0,), (1.0, 2.0), (-np.inf, 0.0), (-0.0, 0.0), (-1.0, -2.0)])

@@ -46,6 +46,21 @@ def test_rms_norm(width, eps):
         same_bits(host(alone.q8)[0], host(out.q8)[row])
 
 
+@pytest.mark.parametrize("width", [96, 256])
+def test_the_blocks_of_a_norm_are_those_of_its_rows(width):
+    """It writes words of four codes, `quantise` bytes."""
+    x = random_rows(3, width, scale=4.0)
+    x[1, 32:64] = 0
+    x[2, 5] = np.nan
+    out = normed(x, random_rows(1, width, seed=1), 1e-6, True)
+    again = blank_activation(3, width, quantised=True)
+    backend().upload(again.f32, host(out.f32))
+    recorder = backend().recorder(3)
+    quantise(recorder, again)
+    run(recorder)
+    same_bits(host(out.q8), host(again.q8))
+
+
 def test_rms_norm_of_a_width_without_int8_blocks_and_of_zeros():
     x, weight = random_rows(3, 48), random_rows(1, 48, seed=1)
     x[1] = 0
