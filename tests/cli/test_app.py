@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkinfer.cli import app
+from sparkinfer.cli.foreign import FOREIGN, VERBS
 from sparkinfer.errors import MemoryLimitError
 from sparkinfer.options import OPTIONS
 
@@ -61,6 +62,9 @@ def test_the_module_runs_and_prints_its_version() -> None:
         (["run", "hi"], "no model given; -m takes a GGUF file"),
         (["run", "--temp", "-1", "hi"], "temperature must be a number from 0 to 100, not -1.0"),
         (["bench", "-m", "smollm2", "-p", "1,x"], "-p '1,x' is not a list of whole numbers"),
+        (["run", "-ngl", "99", "hi"], "no option -ngl here, as llama.cpp has it: --device (auto,"),
+        (["chat", "-hf", "a/b"], "-hf here, as llama.cpp has it: use -m hf:user/repo[:quant]"),
+        (["run", "--cache-type-k=q8_0"], "as llama.cpp has it: use --kv-cache (f16, f32, q8_0)"),
         (["bench"], "missing option '-m' / '--model'"),
         (["inspect", "hf:x"], "model 'hf:x' is not hf:user/repo"),
     ],
@@ -73,6 +77,22 @@ def test_a_wrong_command_line_is_one_line_and_exit_2(
     assert out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert expected in err
+
+
+def test_flags_of_llama_cpp_that_are_refused_are_none_of_ours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for verb in VERBS:
+        assert run(verb, "--help") == 0
+        words = {word.strip(",") for word in capsys.readouterr().out.split()}
+        assert words & FOREIGN.keys() == set()
+
+
+def test_a_text_may_look_like_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("run", "-m", "/none.gguf", "-p", "-v", "--stop", "-i") == 66
+    assert run("run", "-m", "/none.gguf", "--", "-v") == 66
+    assert run("verify", "-v") == 2
+    assert "llama.cpp" not in capsys.readouterr().err
 
 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from sparkinfer.cli.console import (
     status,
     wants_traceback,
 )
+from sparkinfer.cli.foreign import refuse_foreign
 from sparkinfer.errors import SparkError
 
 EXIT_USAGE = 2
@@ -89,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     settle_streams()
     try:
+        refuse_foreign(arguments)
         code = app(args=arguments, prog_name="sparkinfer", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
