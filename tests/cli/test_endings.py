@@ -42,7 +42,7 @@ sys.exit(main(sys.argv[1:]))
 def test_an_interrupt_while_kernels_are_compiled_leaves_nothing_running() -> None:
     """The compiling processes of this program never answer: it must not wait for them, nor leave them behind."""
     process = subprocess.Popen(
-        [sys.executable, "-c", NEVER, "run", "-m", str(MODEL), "--raw", "a"],
+        [sys.executable, "-c", NEVER, "run", "-m", str(MODEL), "--device", "cpu", "--raw", "a"],
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
