@@ -21,7 +21,6 @@ import triton.language as tl
 
 from sparkinfer.kernels.triton_mixers import WORD_HEAD_BYTES, nearest
 
-BLOCK = tl.constexpr(32)  # numbers of a scale, positions of a unit
 _MOST = tl.constexpr(515.5)  # a scale whose 127 codes are float16
 
 
