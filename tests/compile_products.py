@@ -46,7 +46,7 @@ def weight(kind: str, outputs: int, inputs: int, experts: int = 1) -> TritonWeig
 def hopper_recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
     """What is in Gluon: experts of several formats, the delta rule."""
     for kind in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "Q2_K"):
-        yield f"experts in {kind}", mixture(rows, kind)
+        yield f"experts in {kind}", mixture(rows, kind, "Q5_K" if kind == "Q4_K" else kind)
     run, channels = recorder(rows), 8192
     gates = [buffer(rows, 32), buffer(rows, 32), buffer(1, 32), buffer(1, 32)]
     inputs = DeltaInputs(buffer(rows, channels), *gates)
@@ -83,13 +83,13 @@ def recordings(rows: int) -> Iterator[tuple[str, CudaRecorder]]:
         yield "experts, few slots", mixture(512)
 
 
-def mixture(rows: int, kind: str = "Q4_K") -> CudaRecorder:
+def mixture(rows: int, kind: str = "Q4_K", down_kind: str = "Q5_K") -> CudaRecorder:
     """The routed experts of the 35B model."""
     run, slots = recorder(rows), rows * 8
     table = buffer(1, routing_words(rows, 8, 256), torch.int64)
     routing = Routing(table, buffer(rows, 8), 256, 8)
     buffers = ExpertBuffers(activation(slots, 512), buffer(slots, 2048))
-    gate, down = weight(kind, 512, 2048, 256), weight("Q5_K", 2048, 512, 256)
+    gate, down = weight(kind, 512, 2048, 256), weight(down_kind, 2048, 512, 256)
     logits, x, hidden = buffer(rows, 264), activation(rows, 2048), activation(rows, 512)
     shared, shared_down = weight("Q8_0", 512, 2048), weight("Q8_0", 2048, 512)
     common, out = buffer(rows, 2048), buffer(rows, 2048)

@@ -44,10 +44,20 @@ def assert_near(got, wanted):
      ("Q2_K", "Q6_K"), ("IQ4_XS", "IQ4_NL"), ("Q5_K", "Q4_1")],
 )  # fmt: skip
 def test_experts(monkeypatch, gate, down):
+    check_experts(monkeypatch, gate, down, 256, "left_out_kernel")
+
+
+@pytest.mark.parametrize(("width", "out"), [(512, "left_out_kernel"), (768, "large_out_kernel")])
+def test_rows_that_fit_and_rows_that_do_not(monkeypatch, width, out):
+    """The down product's rows of a tile of slots stay in shared memory, if it has room."""
+    check_experts(monkeypatch, "Q4_K", "Q5_K", width, out)
+
+
+def check_experts(monkeypatch, gate, down, width, out_kernel):
     """Whole tiles, tails, an expert with few slots and one with none."""
     monkeypatch.setattr(triton_large, "FULL", 16)
     monkeypatch.setattr(triton_order, "ENOUGH", 64)
-    experts, used, n, width, rows = 6, 2, 512, 256, 300
+    experts, used, n, rows = 6, 2, 512, 300
     parts = [weight(gate, width, n, seed, experts) for seed in (1, 2)]
     parts.append(weight(down, n, width, 3, experts))
     rng = np.random.default_rng(0)
@@ -69,7 +79,7 @@ def test_experts(monkeypatch, gate, down):
         experts_out(recorder, parts[2][0], routing, buffers)
         experts_combine(recorder, routing, buffers, filled(shared), gates, experts, out)
         run(recorder)
-        assert {"left_hidden_kernel", "large_out_kernel", "large_sum_kernel"} <= kernels(recorder)
+        assert {"left_hidden_kernel", out_kernel, "large_sum_kernel"} <= kernels(recorder)
         results.append(host(out))
     ids, weights = route_reference(logits[:, :experts], used)
     sigmoid = 1 / (1 + np.exp(-logits[:, -1:].astype(np.float64)))

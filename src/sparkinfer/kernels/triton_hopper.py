@@ -1,4 +1,4 @@
-"""Gate and up with their packed weights as the left side of Hopper's matrix instructions, in Gluon.
+"""Packed weights as the left side of Hopper's matrix instructions, in Gluon: gate and up together, or one matrix.
 
 A warp group's product takes its left side from registers and its right side from shared memory, and runs beside other
 instructions. A weight's codes, read as whole words, are a thread's part of the left side without any exchange between
@@ -32,13 +32,16 @@ STEP = gl.constexpr(64)  # columns of a copy
 
 
 @gluon.constexpr_function
-def words_layout(rows, warps):  # type: ignore[no-untyped-def]
+def words_layout(rows, warps, alone=False):  # type: ignore[no-untyped-def]
     """Layout of [rows, 4 groups, 4 words] of one of two weights whose rows take turns, eight at a time, as the left
-    side needs their codes.
+    side needs their codes. alone: of one weight; a thread has rows r and r + 8 of every 16.
     """
     registers = [[0, 0, 1], [0, 0, 2]]
     lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     at, warp = 8, []
+    if alone:
+        registers.append([8, 0, 0])
+        at = 16
     while 2 ** len(warp) < warps:
         warp.append([at, 0, 0])
         at *= 2
@@ -57,6 +60,18 @@ def _float(word):
 @gluon.jit
 def _signed_byte(word, SHIFT: gl.constexpr):
     return ((word << (24 - SHIFT)) >> 24).to(gl.float32)
+
+
+@gluon.jit
+def load_words(weight, place, k, H: gl.constexpr):
+    """Main words of four groups from k on; of 8 bits those of codes 16 H and after."""
+    BITS: gl.constexpr = weight[1]
+    _, first, groups, row, q, i = place
+    MAIN: gl.constexpr = 8 if BITS == 8 else 4
+    at = (row * (groups * MAIN) + (q + k) * 4)[:, :, None] + i
+    if BITS == 8 and H == 1:
+        at += groups * 4
+    return gl.load(weight[0] + first * (groups * MAIN) + at)
 
 
 @gluon.jit

@@ -20,7 +20,7 @@ from sparkinfer.backend.cuda import CudaRecorder, Launch
 from sparkinfer.kernels.experts import ExpertBuffers
 from sparkinfer.kernels.experts.triton_wide import find_tile
 from sparkinfer.kernels.linear.triton_impl import EXACT, stride_of
-from sparkinfer.kernels.linear.triton_order import serves
+from sparkinfer.kernels.linear.triton_order import LARGEST, serves
 from sparkinfer.kernels.linear.triton_pack import TritonWeight
 from sparkinfer.kernels.linear.triton_wide import constants
 from sparkinfer.kernels.route import Routing
@@ -37,6 +37,10 @@ from sparkinfer.kernels.triton_quant import (
 
 _SCALE = tl.constexpr(1.0 / 64.0)  # takes back the factor of `tile_codes`
 _COLUMNS, _SUM_WARPS = 1024, 4  # of a program that sums
+_FACTORS = {
+    "large_out_kernel": 1.0,
+    "left_out_kernel": float(LARGEST.value),
+}  # of the scales that each leaves
 
 
 @dataclass(frozen=True)
@@ -320,9 +324,11 @@ def large_out_kernel(
 @triton.jit
 def large_sum_kernel(
     table, weights, weights_stride, parts, parts_stride, scales, shared, shared_stride, gates, gates_stride,
-    out, out_stride, width, USED: tl.constexpr, COLUMNS: tl.constexpr,
+    out, out_stride, width, FACTOR: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a row of the stream, with what its experts add: their float16 rows times their slots' scales."""
+    """Columns of a row of the stream, with what its experts add: their float16 rows times their slots' scales, FACTOR
+    times.
+    """
     row = tl.program_id(0)
     n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     live = n < width
@@ -331,7 +337,7 @@ def large_sum_kernel(
     total = sigmoid(tl.load(gates + row * gates_stride)) * common
     for rank in tl.static_range(USED):
         slot = tl.load(table + 1 + row * USED + rank)
-        weight = tl.load(weights + row * weights_stride + rank) * tl.load(scales + slot)
+        weight = tl.load(weights + row * weights_stride + rank) * (tl.load(scales + slot) * FACTOR)
         value = tl.load(parts + slot * parts_stride + n, mask=live, other=0.0).to(tl.float32)
         total = tl.fma(tl.zeros_like(value) + weight, value, total)
     tl.store(out + row * out_stride + n, before + total, mask=live)
@@ -416,6 +422,13 @@ def record_out(
     tile = OUT
     if not fits(recorder, down, routing, tile):
         return False
+    if serves(recorder, down):
+        from sparkinfer.kernels.experts import triton_left as left  # Gluon is not everywhere
+
+        if left.fits_down(down):
+            tiles = tile_table(recorder, routing, left.SLOTS)
+            left.record_left_out(recorder, down, routing, buffers, tiles)
+            return True
     halves, stride, scales = rows_in_order(
         recorder, buffers.hidden.f32.array, down.inputs, recorder.rows * routing.used, 32 * tile.groups, "slots"
     )  # fmt: skip
@@ -443,7 +456,7 @@ def record_sum(
     """
     parts = buffers.out.array
     last = next((step for step in reversed(recorder.steps) if _touches(step, parts)), None)
-    if not isinstance(last, Launch) or last.kernel is not large_out_kernel:
+    if not isinstance(last, Launch) or last.kernel.fn.__name__ not in _FACTORS:
         return False
     halves, scales, weights = parts.view(torch.float16), last.args[-1], routing.weights.array
     arrays = (shared.array, gate, out.array)
@@ -452,7 +465,7 @@ def record_sum(
     recorder.launch(
         large_sum_kernel, (recorder.rows, -(-out.width // columns)),
         routing.table.array, weights, stride_of(weights), halves, stride_of(halves), scales, *strided, out.width,
-        USED=routing.used, COLUMNS=columns, num_warps=_SUM_WARPS, **EXACT,
+        FACTOR=_FACTORS[last.kernel.fn.__name__], USED=routing.used, COLUMNS=columns, num_warps=_SUM_WARPS, **EXACT,
     )  # fmt: skip
     return True
 
