@@ -1,4 +1,4 @@
-"""Triton form of `conv`: a program per block of channels and block of rows; rows of a prompt are taken at once.
+"""Triton form of `conv`: a program per block of channels and block of rows.
 
 Pinned: a chain of fused multiply-adds over the taps for each value alone.
 """
@@ -24,7 +24,6 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 
 CHANNELS = 128  # of a program
 ROWS = 16  # of a program: no fewer than taps - 1, so that only the first block of rows meets the old state
-WIDE_ROWS, WIDE_WARPS = 32, 4  # of a program that takes its rows at once
 
 
 @triton.jit
@@ -80,42 +79,6 @@ def conv_kernel(
         _shift(state, x, x_stride.to(tl.int64), rows, channels, KEPT, channel, inside, after)
 
 
-@triton.jit(do_not_specialize=["rows", "layer"])
-def wide_conv_kernel(
-    x, x_stride, weight, weight_stride, run, out, out_stride, rows, channels, layer,
-    TAPS: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """`conv_kernel` for many rows, which always advance the state: ROWS rows in flight, the same bits."""
-    release_next()
-    KEPT: tl.constexpr = TAPS - 1
-    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    inside = channel < channels
-    first = tl.program_id(1) * ROWS
-    row = first + tl.arange(0, ROWS)
-    stride = x_stride.to(tl.int64)
-    state = floats_at(run, WORD_CONV) + layer.to(tl.int64) * KEPT * channels
-    after = floats_at(run, WORD_CONV_NEXT) + layer.to(tl.int64) * KEPT * channels
-    await_inputs()
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for t in tl.static_range(TAPS):
-        at = row + (t - KEPT)
-        there = ((at >= 0) & (at < rows))[:, None] & inside[None, :]
-        value = tl.load(x + at[:, None] * stride + channel[None, :], mask=there, other=0.0)
-        if first == 0:
-            old = tl.load(
-                state + (at + KEPT)[:, None] * channels + channel[None, :],
-                mask=(at < 0)[:, None] & inside[None, :], other=0.0,
-            )  # fmt: skip
-            value = tl.where((at < 0)[:, None], old, value)
-        factor = tl.load(weight + t * weight_stride + channel, mask=inside, other=0.0)
-        total = tl.fma(tl.zeros_like(value) + factor[None, :], value, total)
-    target = out + row[:, None] * out_stride.to(tl.int64) + channel[None, :]
-    tl.store(target, silu(total), mask=(row < rows)[:, None] & inside[None, :])
-    if first == 0:
-        tl.debug_barrier()  # another thread of the program may still have to read what is overwritten
-        _shift(state, x, stride, rows, channels, KEPT, channel, inside, after)
-
-
 @triton.jit(do_not_specialize=["window"])
 def commit_kernel(run, channels, window, TAPS: tl.constexpr, CHANNELS: tl.constexpr):
     KEPT: tl.constexpr = TAPS - 1
@@ -132,14 +95,6 @@ def record(
     recorder: CudaRecorder, x: Buffer, weight: Buffer, shape: RecurrentShape, layer: int, params: Buffer, out: Buffer,
 ) -> None:  # fmt: skip
     assert shape.taps - 1 <= ROWS, shape
-    if recorder.wide:
-        recorder.launch(
-            wide_conv_kernel, (-(-shape.channels // CHANNELS), -(-recorder.rows // WIDE_ROWS)),
-            x.array, stride_of(x.array), weight.array, stride_of(weight.array), params.array, out.array,
-            stride_of(out.array), recorder.rows, shape.channels, layer,
-            TAPS=shape.taps, CHANNELS=CHANNELS, ROWS=WIDE_ROWS, num_warps=WIDE_WARPS, overlap=True, **EXACT,
-        )  # fmt: skip
-        return
     recorder.launch(
         conv_kernel, (-(-shape.channels // CHANNELS), -(-recorder.rows // ROWS)),
         x.array, stride_of(x.array), weight.array, stride_of(weight.array), params.array, out.array,
