@@ -66,7 +66,8 @@ def test_the_closing_words_name_the_reason() -> None:
     start = "on (d)"
     accepted = result_of(plain=0.0, gain=0.9, drafted=50, accepted=4, widths={1: 2, 4: 9})
     assert closing_words(accepted, start) == (
-        "on, but it gained nothing here: 0.90x plain decoding (estimated), drafts accepted 8 %"
+        "on, but it gained nothing here: 0.90x plain decoding (estimated; run --compare measures it), "
+        "drafts accepted 8 %"
     )
     gained = result_of(widths={1: 2, 4: 9}, gain=1.8)
     assert closing_words(gained, start).endswith(" tokens a step, 1.80x plain decoding (estimated)")

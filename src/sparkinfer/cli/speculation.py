@@ -41,10 +41,10 @@ def closing_words(result: "Result", start: str) -> str:
         return f"on, but plain steps were faster here: {why}"
     if report.gain is None:
         return f"on, {_tokens_a_step(result):.1f} tokens a step, {share}"
-    gain = f"{report.gain:.2f}x plain decoding (estimated)"
+    gain = f"{report.gain:.2f}x plain decoding (estimated"
     if report.gain < _WORTH_NAMING:
-        return f"on, but it gained nothing here: {gain}, {share}"
-    return f"on, {_tokens_a_step(result):.1f} tokens a step, {gain}"
+        return f"on, but it gained nothing here: {gain}; run --compare measures it), {share}"
+    return f"on, {_tokens_a_step(result):.1f} tokens a step, {gain})"
 
 
 def comparison_lines(comparison: "Comparison") -> Iterator[str]:
