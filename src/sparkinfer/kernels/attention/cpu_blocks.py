@@ -233,10 +233,7 @@ def softmax(scores: int, low: int, count: int, first: int, tiles: int, result: i
     and sum at `result`. A score that is no number makes the sum none.
     """
     top, lost = splat(_LOW), splat(_ZERO)
-    begin, end = (
-        max(first, (low + 15) >> 4),
-        min(tiles, count >> 4),
-    )  # tiles that are seen as a whole
+    begin, end = max(first, (low + 15) >> 4), min(tiles, count >> 4)  # tiles seen as a whole
     for t in range(first, tiles):
         value = load(scores + 64 * t)
         if t < begin or t >= end:

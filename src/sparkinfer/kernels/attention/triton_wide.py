@@ -129,9 +129,8 @@ def wide_kernel(
     newest = position + first_row + tl.minimum((tile * TILE + TILE - 1) // GROUP, rows - 1)
     lowest, highest = lowest_key(run, oldest, WINDOW), end_key(newest, run_end, CAUSAL, WINDOW)
     begin, stop = lowest // KEYS, (highest + KEYS - 1) // KEYS
-    plain = tl.minimum(
-        (lowest_key(run, newest, WINDOW) + KEYS - 1) // KEYS, stop
-    )  # from here every row sees all
+    # from here to plain_stop every row sees all
+    plain = tl.minimum((lowest_key(run, newest, WINDOW) + KEYS - 1) // KEYS, stop)
     plain_stop = tl.maximum(plain, end_key(oldest, run_end, CAUSAL, WINDOW) // KEYS)
     plane = layer * KV_HEADS + head
     if TURNED:

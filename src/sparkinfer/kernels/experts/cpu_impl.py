@@ -163,9 +163,7 @@ def record_out(
 ) -> None:
     panel, thread_stride, group_stride = input_args(buffers.hidden, down)
     assert thread_stride == 0, "the threads share the hidden rows"
-    parts = chunks_of(
-        down, beside=True
-    )  # of the size of the shared expert's, which run beside them
+    parts = chunks_of(down, beside=True)  # of the size of the shared expert's, beside them
     args = (
         parts, panel, group_stride // GROUP, down.blocks, buffers.out.address, buffers.out.stride, down.tiles,
         *_routing_args(recorder, routing), *_weight_args(recorder, down),

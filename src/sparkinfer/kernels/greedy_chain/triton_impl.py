@@ -162,15 +162,8 @@ def record(
         "overlap": True,
         **EXACT,
     }
-    linked: tuple[Any, ...] = (
-        keys,
-        0,
-        logits.array,
-        0,
-        logits.array,
-        0,
-        1,
-    )  # unread without a rank
+    # unread without a rank
+    linked: tuple[Any, ...] = (keys, 0, logits.array, 0, logits.array, 0, 1)
     if links is not None:
         run, anchor = links.anchor
         after = float_rows(links.after)  # type: ignore[arg-type]

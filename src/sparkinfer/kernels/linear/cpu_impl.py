@@ -10,9 +10,8 @@ from sparkinfer.backend.simd import call_tiles, load_i64
 from sparkinfer.kernels.linear.cpu_tiles import tile_kernel
 from sparkinfer.kernels.linear.weights import PackedWeight, pack_weight
 
-_CHUNK_BYTES = (
-    12 * 1024
-)  # weight bytes of a chunk: small enough for the last ones to balance; a claim takes many
+# Weight bytes of a chunk: small enough for the last ones to balance; a claim takes many.
+_CHUNK_BYTES = 12 * 1024
 _MAX_CHUNKS, _MAX_CHUNKS_BESIDE = 256, 1024  # of a product alone in its phase, of one beside others
 _CACHE_BYTES = 16 * 1024  # weight bytes that stay in L1 while several row groups pass over them
 
