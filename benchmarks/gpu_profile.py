@@ -5,8 +5,9 @@ python benchmarks/gpu_profile.py MODEL.gguf --widths 6 --draft DRAFT --depth 5
 
 Launches overlap, so the times a profiler gives them add up to more than the step. Three figures per kernel instead,
 each from a CUDA graph: `alone` replays only its launches (weights come from memory: they do not fit the cache), `saved`
-is what the whole graph loses without them, `bare` replays as many launches of nothing. A prompt's launches do not
-overlap: there the profiler's times stand. With a draft: its tapes, the commit's, and the wall time of a step's parts.
+is what the whole graph loses without them, `bare` replays as many launches of nothing. A prompt's launches run in two
+lanes: there the profiler's times stand, which add up to more than the whole. With a draft: its tapes, the commit's, and
+the wall time of a step's parts.
 """
 
 from __future__ import annotations
