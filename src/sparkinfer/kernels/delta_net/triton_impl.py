@@ -6,16 +6,16 @@ columns of a head's state in the registers of each warp, so that no warp waits f
 delta = gate * (v - k D) and the result is q D + (q k) delta; both sums over the state are taken together.
 `finish_kernel` also brings the convolution's state to the last inputs: its readers have ended then.
 
-Pinned: one machine code for any number of rows, each taken by the same instructions, the sums over a head by one warp;
-products and sums stay apart, for the compiler computes some values twice. The state changes by fma(k, delta, D), in a
-step as in the commit.
+Pinned: every row is taken by the same operations in the same order, the sums over a head by one warp; products and sums
+stay apart, for the compiler computes some values twice. The state changes by fma(k, delta, D), in a step as in the
+commit. A row's loads have registers of their own for as long as it takes (three rows in turn): a rotation would wait at
+its end for all that is on its way. A single row has no loop.
 """
 
 from typing import Any
 
 import triton
 import triton.language as tl
-
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import EXACT_ROWS, CudaRecorder
 from sparkinfer.kernels.conv.triton_impl import record as conv
@@ -47,6 +47,7 @@ from sparkinfer.kernels.triton_overlap import await_inputs, release_next
 TAPS = 4  # of the kernels for few rows; other convolutions go by three ops
 WARPS = 4  # of a program of the core, with COLUMNS columns each
 COLUMNS = tl.constexpr(8)
+ONE_REGISTERS = 128  # asked for: left alone the assembler takes 72, and loads wait for each other
 PARTS = tl.constexpr(16)  # of a head's k dimension, each in registers of its own
 
 
@@ -189,32 +190,48 @@ def _step(s, k, delta, decay):
 
 @triton.jit
 def _row(
-    source, head, key_head, column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr
+    rows_of, row, rows, head, column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """A prepared row: query and key in parts, values of the columns, decay, update gate, query x key."""
+    """A prepared row: query and key in parts, values of the columns, decay, update gate, query x key.
+
+    Past the last one it is asked for again.
+    """
     K: tl.constexpr = SIZE // PARTS
-    at = source + key_head * 2 * SIZE + tl.arange(0, K)
+    STRIDE: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE + 2 * VALUE_HEADS + KEY_HEADS
+    source = rows_of + tl.minimum(row, rows - 1) * STRIDE
+    at = source + head % KEY_HEADS * 2 * SIZE + tl.arange(0, K)
     q, k = _load_parts(at, K), _load_parts(at + SIZE, K)
     value = tl.load(source + (2 * KEY_HEADS + head) * SIZE + column)
     gates = source + (2 * KEY_HEADS + VALUE_HEADS) * SIZE
     decay, update = tl.load(gates + 2 * head), tl.load(gates + 2 * head + 1)
-    return q, k, value, decay, update, tl.load(gates + 2 * VALUE_HEADS + key_head)
+    return q, k, value, decay, update, tl.load(gates + 2 * VALUE_HEADS + head % KEY_HEADS)
+
+
+@triton.jit
+def _through(given, s, row, out, out_stride, deltas, WIDTH: tl.constexpr, first, recorded):
+    """The state after a row, whose result and delta are written."""
+    q, k, value, decay, update, qk = given
+    answer, result = _against(k, s) * decay, _against(q, s) * decay
+    delta = update * (value - answer)
+    s = _step(s, k, delta, decay)
+    result = tl.fma(delta, tl.zeros_like(delta) + qk, result)
+    tl.store(out + row * out_stride, result, mask=first)
+    tl.store(deltas + row * WIDTH, delta, mask=recorded)
+    return s
 
 
 @triton.jit(do_not_specialize=["rows", "layer", "window"])
 def core_kernel(
     rows_of, run, out, out_stride, rows, layer, window,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, SIZE: tl.constexpr, GROUPS: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """GROUPS x COLUMNS columns of a value head through all rows, COLUMNS of them a warp.
 
     Tensors are [k, group, column]: eight k and eight columns (two a thread) in a warp for a head of 128.
     """
     release_next()
-    STRIDE: tl.constexpr = (2 * KEY_HEADS + VALUE_HEADS) * SIZE + 2 * VALUE_HEADS + KEY_HEADS
     K: tl.constexpr = SIZE // PARTS
     part, head = tl.program_id(0), tl.program_id(1)
-    key_head = head % KEY_HEADS
     k_of = tl.arange(0, K)[:, None, None]
     column = (part * GROUPS + tl.arange(0, GROUPS)[None, :, None]) * COLUMNS
     column = column + tl.arange(0, COLUMNS)[None, None, :] + k_of * 0
@@ -228,30 +245,29 @@ def core_kernel(
     s = _load_parts(state + place, K * SIZE)
     advance = tl.load(run + WORD_ADVANCE)
     deltas = floats_at(run, WORD_DELTA_RECORD)
-    deltas += (layer.to(tl.int64) * window * VALUE_HEADS + head) * SIZE
+    deltas += (layer.to(tl.int64) * window * VALUE_HEADS + head) * SIZE + column
+    out += head * SIZE + column
+    recorded = first & (tl.zeros_like(column) + advance.to(tl.int32) == 0)
     await_inputs()  # the state is of an earlier run: nothing else in this one writes it
-    q, k, value, decay, update, qk = _row(
-        rows_of, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
-    )
-    later = rows_of + tl.minimum(1, rows - 1) * STRIDE
-    q1, k1, value1, decay1, update1, qk1 = _row(
-        later, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
-    )
-    for row in range(rows):
-        # The next two rows are on their way while this one is computed; past the last one it is asked for again.
-        later = rows_of + tl.minimum(row + 2, rows - 1) * STRIDE
-        q2, k2, value2, decay2, update2, qk2 = _row(
-            later, head, key_head, column, KEY_HEADS, VALUE_HEADS, SIZE
-        )
-        answer, result = _against(k, s) * decay, _against(q, s) * decay
-        delta = update * (value - answer)
-        s = _step(s, k, delta, decay)
-        result = tl.fma(delta, tl.zeros_like(delta) + qk, result)
-        tl.store(out + row * out_stride + head * SIZE + column, result, mask=first)
-        if advance == 0:
-            tl.store(deltas + row * VALUE_HEADS * SIZE + column, delta, mask=first)
-        q, k, value, decay, update, qk = q1, k1, value1, decay1, update1, qk1
-        q1, k1, value1, decay1, update1, qk1 = q2, k2, value2, decay2, update2, qk2
+    a = _row(rows_of, 0, rows, head, column, KEY_HEADS, VALUE_HEADS, SIZE)
+    if ONE:
+        s = _through(a, s, 0, out, out_stride, deltas, VALUE_HEADS * SIZE, first, recorded)
+    else:
+        # Two rows are on their way while one is computed.
+        b = _row(rows_of, 1, rows, head, column, KEY_HEADS, VALUE_HEADS, SIZE)
+        for row in range(0, rows, 3):
+            c = _row(rows_of, row + 2, rows, head, column, KEY_HEADS, VALUE_HEADS, SIZE)
+            s = _through(a, s, row, out, out_stride, deltas, VALUE_HEADS * SIZE, first, recorded)
+            if row + 1 < rows:
+                a = _row(rows_of, row + 3, rows, head, column, KEY_HEADS, VALUE_HEADS, SIZE)
+                s = _through(
+                    b, s, row + 1, out, out_stride, deltas, VALUE_HEADS * SIZE, first, recorded
+                )
+            if row + 2 < rows:
+                b = _row(rows_of, row + 4, rows, head, column, KEY_HEADS, VALUE_HEADS, SIZE)
+                s = _through(
+                    c, s, row + 2, out, out_stride, deltas, VALUE_HEADS * SIZE, first, recorded
+                )
     if advance != 0:
         _store_parts(after + place, K * SIZE, s)
 
@@ -330,11 +346,12 @@ def record(
         inputs.time_bias.array, params.array, rows_of, net.layer, shape.window, net.eps, size**-0.5,
         num_warps=1, overlap=True, **numbers, **EXACT,
     )  # fmt: skip
-    warps = min(size // COLUMNS.value, WARPS)
+    warps, one = min(size // COLUMNS.value, WARPS), recorder.rows == 1
+    room = {"maxnreg": ONE_REGISTERS} if one and not recorder.owner.interpreted else {}
     recorder.launch(
         core_kernel, (size // (warps * COLUMNS.value), heads),
         rows_of, params.array, *pair(unnormed), recorder.rows, net.layer, shape.window,
-        GROUPS=warps, num_warps=warps, overlap=True, **numbers, **EXACT,
+        GROUPS=warps, ONE=one, num_warps=warps, overlap=True, **numbers, **room, **EXACT,
     )  # fmt: skip
     recorder.launch(
         finish_kernel, (heads, recorder.rows),
