@@ -83,22 +83,15 @@ def recurrent_cases():
             eps=1e-6,
         )
         yield run
-    run = recorder(6)
-    gates = [buffer(16, 32), buffer(16, 32), buffer(1, 32), buffer(1, 32)]
-    net, wide = DeltaNet(GDN, 1, buffer(4, 8192), buffer(1, 128), 1e-6), buffer(16, 8192)
-    delta_net(
-        run,
-        net,
-        wide,
-        DeltaInputs(wide, *gates),
-        buffer(16, 4096),
-        params,
-        buffer(16, 4096),
-        activation(16, 4096),
-    )
-    commit_conv(run, GDN, params)
-    commit_delta(run, GDN, params)
-    yield run
+    for rows in (1, 6):
+        run = recorder(rows)
+        gates = [buffer(16, 32), buffer(16, 32), buffer(1, 32), buffer(1, 32)]
+        net, wide = DeltaNet(GDN, 1, buffer(4, 8192), buffer(1, 128), 1e-6), buffer(16, 8192)
+        inputs, out = DeltaInputs(wide, *gates), activation(16, 4096)
+        delta_net(run, net, wide, inputs, buffer(16, 4096), params, buffer(16, 4096), out)
+        commit_conv(run, GDN, params)
+        commit_delta(run, GDN, params)
+        yield run
 
 
 def other_cases():

@@ -16,6 +16,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+
 from sparkinfer.backend.base import Activation, Buffer
 from sparkinfer.backend.cuda import EXACT_ROWS, CudaRecorder
 from sparkinfer.kernels.conv.triton_impl import record as conv
