@@ -200,7 +200,7 @@ print(cache_folder())
         ("auto", False),
         ("workers.sys.executable = 'no such program'", True),
         ("workers._PROGRAM = 'raise SystemExit'", True),
-        ("workers._PROGRAM = 'import time; input(); print(\"failed\"); time.sleep(9)'", True),
+        ("workers._PROGRAM = 'import time; input(); print(\"failed\"); time.sleep(1)'", True),
         ("workers.default_threads = lambda: 1", True),
     ],
 )
