@@ -30,11 +30,8 @@ def rms_norm_kernel(
 
 
 @triton.jit
-def norm_row(
-    row, x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
-    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
-):  # fmt: skip
-    """One row, and its int8 blocks: what a program does that may start before its inputs are there."""
+def normed_row(row, x, x_stride, weight, out, out_stride, width, eps, BLOCK: tl.constexpr):
+    """A row, written as float32 and returned: what a program does that may start before its inputs are there."""
     k = tl.arange(0, BLOCK)
     live = k < width
     factor = tl.load(weight + k, mask=live, other=0.0)
@@ -43,6 +40,16 @@ def norm_row(
     mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * width)
     y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
     tl.store(out + row * out_stride + k, y, mask=live)
+    return y
+
+
+@triton.jit
+def norm_row(
+    row, x, x_stride, weight, out, out_stride, codes, floats, q_stride, width, eps,
+    BLOCK: tl.constexpr, QUANTISED: tl.constexpr,
+):  # fmt: skip
+    """`normed_row`, and its int8 blocks."""
+    y = normed_row(row, x, x_stride, weight, out, out_stride, width, eps, BLOCK)
     if QUANTISED:
         store_row(codes + row * q_stride, floats + row * q_stride, width // 32, y, BLOCK // 32)
 
@@ -55,14 +62,7 @@ def norm_order_kernel(
     """A row as float32, with the bits of `norm_row`, and as products of many rows take it."""
     release_next()
     row = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
-    live = k < width
-    factor = tl.load(weight + k, mask=live, other=0.0)
-    await_inputs()
-    value = tl.load(x + row * x_stride + k, mask=live, other=0.0)
-    mean = tl.div_rn(tl.sum(value * value, 0), 1.0 * width)
-    y = value * tl.div_rn(1.0, tl.sqrt_rn(mean + eps)) * factor
-    tl.store(out + row * out_stride + k, y, mask=live)
+    y = normed_row(row, x, x_stride, weight, out, out_stride, width, eps, BLOCK)
     store_ordered(row, y, halves, low, stride, scales, BLOCK, LOW)
 
 
