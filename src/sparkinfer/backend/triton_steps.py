@@ -13,8 +13,8 @@ import torch
 
 # Kernels that take the compiler longest, those with the most warps first: one that began last would be waited for.
 _LONGEST = (
-    "wide_kernel", "few_out_kernel", "chunk_kernel", "core_kernel", "few_hidden_kernel", "normed_router_gated_kernel",
-    "split_kernel", "result_kernel",
+    "left_out_kernel", "left_hidden_kernel", "wide_kernel", "few_out_kernel", "chunk_kernel", "core_kernel",
+    "few_hidden_kernel", "normed_router_gated_kernel", "split_kernel", "result_kernel",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from sparkinfer.cli import (
 )
 from sparkinfer.cli.console import (
     EXIT_INTERRUPTED,
+    EXIT_USAGE,
     complain,
     quiet_output,
     settle_streams,
@@ -31,7 +32,6 @@ from sparkinfer.cli.console import (
 from sparkinfer.cli.foreign import refuse_foreign
 from sparkinfer.errors import SparkError
 
-EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69
 EXIT_INTERNAL = 70
 EXIT_MEMORY = 71

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 _PIPE_WIDTH = 200
 _REDRAW_SECONDS = 0.1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sparkinfer.cli.console import progress, status
+from sparkinfer.cli.console import EXIT_USAGE, progress, status
 from sparkinfer.cli.flags import ProcessFlags, verb
 from sparkinfer.errors import OptionError, SparkError
 from sparkinfer.options import Options
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _RUN = "run"
 _SIGN = "Receipt"
 _AUTO = "auto"
-EXIT_USAGE = 2
 _HELP = """Compare two builds: sparkinfer eval BASE CANDIDATE.
 
 BASE and CANDIDATE are two git revisions (the candidate is merged onto the base), two wheels, or two option sets
